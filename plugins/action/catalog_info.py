@@ -1,0 +1,74 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Controller side of ironserve.llm.catalog_info: the files and variables it reads are the controller's."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import yaml
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible_collections.ironserve.llm.plugins.module_utils._catalog import SHAPES, collect, resolve
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.module_utils._variables import unknown_variables
+
+ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
+SHIPPED = ROLES / "catalog"
+
+
+def read_yaml(path: pathlib.Path) -> Any:
+    """Parse one YAML file; the error names the file and the line."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        raise LLMError(f"{path}: cannot be read as YAML: {exc}") from exc
+
+
+def read_catalog(overlays: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Collect all entries of all kinds from the shipped catalog and the overlays, in this order."""
+    roots = [SHIPPED] + [pathlib.Path(item).expanduser() for item in overlays]
+    return {kind: collect(kind, [(str(path), read_yaml(path)) for root in roots for path in sorted((root / kind).glob("*.yml"))]) for kind in SHAPES}
+
+
+def role_options() -> dict[str, list[str]]:
+    """Options of every role of this collection, from their argument specs."""
+    specs = {}
+    for path in sorted(ROLES.glob("*/meta/argument_specs.yml")):
+        entry_points = read_yaml(path)["argument_specs"].values()
+        specs[path.parents[1].name] = [option for point in entry_points for option in point.get("options", {})]
+    return specs
+
+
+class ActionModule(ActionBase):
+    """Resolve the catalog on the controller, without a round trip to the host."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the module's result; see its documentation."""
+        super().run(tmp, task_vars)
+        _spec, args = self.validate_argument_spec(
+            argument_spec={
+                "platform": {"type": "str", "required": True},
+                "model": {"type": "str", "required": True},
+                "engine": {"type": "str", "default": ""},
+                "weights": {"type": "str", "default": ""},
+                "overlays": {"type": "list", "elements": "path", "default": []},
+                "check_variables": {"type": "bool", "default": True},
+            }
+        )
+        try:
+            if args["check_variables"]:
+                wrong = unknown_variables(list(task_vars or {}), role_options())
+                if wrong:
+                    raise LLMError("; ".join(wrong))
+            catalog = read_catalog(args["overlays"])
+            chosen = resolve(catalog, args["platform"], args["model"], args["engine"], args["weights"])
+        except LLMError as exc:
+            raise AnsibleActionFail(str(exc)) from exc
+        return {"changed": False, "catalog": chosen, "known": {kind: sorted(entries) for kind, entries in catalog.items()}}

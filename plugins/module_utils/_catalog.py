@@ -1,0 +1,173 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The catalog: platforms, engines and model recipes as data, merged and checked. Private to the collection.
+
+An entry is a mapping with the key ``name``. Entries of a user's overlay replace shipped entries of the same name key by key
+(mappings merge, everything else is replaced), so that an overlay states only what differs.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
+
+#: kind -> key -> (type, required)
+SHAPES: dict[str, dict[str, tuple[Any, bool]]] = {
+    "platforms": {
+        "name": (str, True),
+        "title": (str, True),
+        "probe": (str, True),
+        "engines": (list, True),
+        "card": (dict, True),
+        "container": (dict, True),
+        "settings": (dict, False),
+        "facts": (list, False),
+    },
+    "engines": {
+        "name": (str, True),
+        "title": (str, True),
+        "container_port": (int, True),
+        "health_path": (str, True),
+        "metrics_path": (str, True),
+        "images": (dict, True),
+        "arguments": (dict, True),
+        "implied": (dict, False),
+        "key": (dict, True),
+        "environment": (dict, False),
+        "facts": (list, False),
+    },
+    "models": {
+        "name": (str, True),
+        "title": (str, True),
+        "served_names": (list, True),
+        "weights": (dict, True),
+        "memory": (dict, True),
+        "platforms": (dict, True),
+        "settings": (dict, True),
+        "enhancements": (dict, False),
+        "forbidden": (list, False),
+        "acceptance": (dict, True),
+        "facts": (list, False),
+    },
+}
+
+GRADES = ("vendor_verified", "recipe_measured", "locally_measured")
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Lay ``over`` upon ``base``: mappings merge, everything else is replaced. Neither input is changed."""
+    result = copy.deepcopy(base)
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(result.get(key), dict):
+            result[key] = merge(result[key], value)
+        else:
+            result[key] = copy.deepcopy(value)
+    return result
+
+
+def check_entry(kind: str, entry: Any, where: str) -> None:
+    """Check one merged entry against the shape of its kind.
+
+    Raises LLMError that names ``where`` (the file), the key, and the known keys.
+    """
+    if not isinstance(entry, dict):
+        raise LLMError("{0}: expected a mapping with the key 'name', found {1}".format(where, type(entry).__name__))
+    shape = SHAPES[kind]
+    for key, value in entry.items():
+        if key not in shape:
+            raise LLMError("{0}: unknown key '{1}'; {2}".format(where, key, nearest(str(key), list(shape))))
+        if not isinstance(value, shape[key][0]):
+            raise LLMError("{0}: key '{1}' must be a {2}, found {3!r}".format(where, key, shape[key][0].__name__, value))
+    for key, (_type, required) in shape.items():
+        if required and key not in entry:
+            raise LLMError("{0}: the key '{1}' is missing".format(where, key))
+    for fact in entry.get("facts", []):
+        for key in ("fact", "source", "date", "grade"):
+            if key not in fact:
+                raise LLMError("{0}: a fact lacks its '{1}': {2}".format(where, key, fact.get("fact", fact)))
+        if fact["grade"] not in GRADES:
+            raise LLMError("{0}: unknown grade '{1}'; {2}".format(where, fact["grade"], nearest(fact["grade"], list(GRADES))))
+
+
+def collect(kind: str, files: list[tuple[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Merge the parsed files of one kind, in order, into entries by name.
+
+    Args:
+        kind: ``platforms``, ``engines`` or ``models``.
+        files: pairs of file name and parsed content; shipped files first, overlays after them.
+    Raises LLMError naming the file for anything that is not an entry, or that leaves an entry incomplete.
+    """
+    entries: dict[str, dict[str, Any]] = {}
+    last_file: dict[str, str] = {}
+    for where, content in files:
+        if not isinstance(content, dict) or not isinstance(content.get("name"), str):
+            raise LLMError("{0}: a file of the catalog is one mapping with the key 'name'".format(where))
+        name = content["name"]
+        entries[name] = merge(entries.get(name, {}), content)
+        last_file[name] = where
+    for name, entry in entries.items():
+        check_entry(kind, entry, last_file[name])
+    return entries
+
+
+def pick(kind: str, entries: dict[str, dict[str, Any]], name: str, variable: str) -> dict[str, Any]:
+    """Return the entry called ``name``; the error lists the known ones and names the variable that chose it."""
+    if name not in entries:
+        raise LLMError("unknown {0} '{1}' (variable {2}): {3}".format(kind.rstrip("s"), name, variable, nearest(name, list(entries))))
+    return entries[name]
+
+
+def resolve(
+    catalog: dict[str, dict[str, dict[str, Any]]],
+    platform: str,
+    model: str,
+    engine: str = "",
+    weights: str = "",
+) -> dict[str, Any]:
+    """Choose one platform, model, engine and weights variant that go together.
+
+    Args:
+        catalog: kind -> name -> entry, as from ``collect``.
+        engine: wanted engine; empty takes the recipe's choice for the platform.
+        weights: wanted weights variant; empty takes the recipe's choice for the platform.
+    Returns ``{"platform", "engine", "model", "weights", "settings"}``; ``engine.image`` is the image for this platform,
+    ``weights.name`` the variant's name, ``settings`` the baseline (platform, recipe, recipe for this platform).
+    Raises LLMError for anything unknown or not made for each other.
+    """
+    chosen_platform = pick("platforms", catalog["platforms"], platform, "llm_platform")
+    recipe = pick("models", catalog["models"], model, "llm_model")
+    if platform not in recipe["platforms"]:
+        raise LLMError(
+            "model '{0}' has no recipe for platform '{1}'; it has one for: {2}. Add a block 'platforms.{1}' to the recipe "
+            "in <inventory>/catalog/models/".format(model, platform, ", ".join(sorted(recipe["platforms"])))
+        )
+    fit = recipe["platforms"][platform]
+    engine_name = engine or fit.get("engine") or ""
+    if engine_name not in chosen_platform["engines"]:
+        raise LLMError(
+            "engine '{0}' does not run on platform '{1}' (variable llm_engine): {2}".format(
+                engine_name, platform, nearest(engine_name, chosen_platform["engines"])
+            )
+        )
+    chosen_engine = copy.deepcopy(pick("engines", catalog["engines"], engine_name, "llm_engine"))
+    if platform not in chosen_engine["images"]:
+        raise LLMError("engine '{0}' names no image for platform '{1}'; add 'images.{1}' to it".format(engine_name, platform))
+    chosen_engine["image"] = chosen_engine.pop("images")[platform]
+    variants = recipe["weights"].get("variants", {})
+    variant = weights or fit.get("weights") or recipe["weights"].get("default", "")
+    if variant not in variants:
+        raise LLMError("model '{0}' has no weights '{1}' (variable llm_weights): {2}".format(model, variant, nearest(variant, list(variants))))
+    settings = merge(merge(chosen_platform.get("settings", {}), recipe["settings"]), fit.get("settings", {}))
+    platform_out = copy.deepcopy(chosen_platform)
+    platform_out["container"] = merge(platform_out["container"], {"environment": fit.get("environment", {})})
+    return {
+        "platform": platform_out,
+        "engine": chosen_engine,
+        "model": copy.deepcopy(recipe),
+        "weights": dict(copy.deepcopy(variants[variant]), name=variant),
+        "settings": settings,
+    }

@@ -1,0 +1,115 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""What to do with each replica's container, decided from what is wanted and what is there. Pure. Private to the collection."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+KEEP = "keep"
+CREATE = "create"
+START = "start"
+REPLACE = "replace"
+REMOVE = "remove"
+REVERT = "revert"
+STOP = "stop"
+COMMIT = "commit"
+
+#: The container a replica had before its present, not yet proven one.
+PREVIOUS_SUFFIX = "-previous"
+
+STATES = ("present", "absent", "reverted", "committed")
+
+
+@dataclasses.dataclass
+class Decision:
+    """One replica's next step.
+
+    Attributes:
+        name: name of the container.
+        action: keep, create, start, replace, remove, revert, stop or commit.
+        reason: why, for a person.
+        before, after: what a diff shows; neither holds a secret.
+    """
+
+    name: str
+    action: str
+    reason: str
+    before: dict[str, Any]
+    after: dict[str, Any]
+
+
+def describe(inspected: dict[str, Any] | None) -> dict[str, Any]:
+    """What a diff shows of a container: spec, image, command, state."""
+    if inspected is None:
+        return {}
+    return {
+        "spec_hash": (inspected["Config"].get("Labels") or {}).get("ironserve.spec", ""),
+        "image": inspected["Config"]["Image"],
+        "command": inspected["Config"].get("Cmd") or [],
+        "running": bool(inspected["State"]["Running"]),
+    }
+
+
+def wanted(spec: dict[str, Any]) -> dict[str, Any]:
+    """What a diff shows of a container to be."""
+    return {"spec_hash": spec["spec_hash"], "image": spec["image"], "command": spec["command"], "running": True}
+
+
+def decide(state: str, spec: dict[str, Any], current: dict[str, Any] | None, previous: dict[str, Any] | None) -> Decision:
+    """Choose the step that leads container ``spec["name"]`` to ``state``.
+
+    Args:
+        state: ``present`` (runs with this spec), ``absent``, ``reverted`` (runs as before the last replacement) or ``committed``
+            (the replacement stays, what it replaced goes).
+        current, previous: the engine's descriptions of the container and of the one it replaced; None where there is none.
+    """
+    name = spec["name"]
+    before = describe(current)
+    if state == "present":
+        after = wanted(spec)
+        if current is None:
+            return Decision(name, CREATE, "there is no such container", before, after)
+        if before["spec_hash"] != spec["spec_hash"]:
+            return Decision(name, REPLACE, "its specification changed", before, after)
+        if not before["running"]:
+            return Decision(name, START, "it does not run", before, after)
+        return Decision(name, KEEP, "it runs as planned", before, before)
+    if state == "reverted":
+        if previous is not None:
+            return Decision(name, REVERT, "the replica it replaced comes back", before, dict(describe(previous), running=True))
+        if current is not None and before["running"]:
+            return Decision(name, STOP, "it has no predecessor to come back", before, dict(before, running=False))
+        return Decision(name, KEEP, "nothing to take back", before, before)
+    if state == "committed":
+        if previous is not None:
+            return Decision(name, COMMIT, "its predecessor is not needed any more", describe(previous), {})
+        return Decision(name, KEEP, "nothing to commit", before, before)
+    if current is None and previous is None:
+        return Decision(name, KEEP, "there is no such container", before, before)
+    return Decision(name, REMOVE, "it is to be absent", before or describe(previous), {})
+
+
+def device_conflicts(specs: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
+    """Find foreign containers on the replicas' own cards. One card, one replica.
+
+    Args:
+        specs: container specifications with ``own_devices``.
+        others: the engine's descriptions of all other running containers.
+    Returns one line for each conflict, naming holder and device node.
+    """
+    lines = []
+    for spec in specs:
+        for other in others:
+            holder = other["Name"].lstrip("/")
+            host_config = other["HostConfig"]
+            held = {device["PathOnHost"] for device in host_config.get("Devices") or []}
+            taken = sorted(held & set(spec.get("own_devices", [])))
+            if taken:
+                lines.append("{0}: card node {1} is held by container {2}".format(spec["name"], ", ".join(taken), holder))
+            elif host_config.get("Privileged") and spec.get("own_devices"):
+                lines.append("{0}: container {1} is privileged and so holds every card".format(spec["name"], holder))
+    return lines

@@ -1,0 +1,184 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The door to the container engine: the only file that imports the ``docker`` library (>= 5.0.3). Private to the collection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+
+try:
+    import docker
+    import docker.errors
+
+    HAS_DOCKER = True
+except ImportError:
+    HAS_DOCKER = False
+
+#: Errors of the engine and of the connection to it. ``requests`` raises OSErrors.
+ENGINE_ERRORS: tuple[type[BaseException], ...] = (OSError,)
+if HAS_DOCKER:
+    ENGINE_ERRORS = (docker.errors.DockerException, OSError)
+
+DEFAULT_SOCKET = "/var/run/docker.sock"
+
+
+class EngineAbsent(LLMError):
+    """There is no engine to talk to: not installed, not running, or without its Python library."""
+
+
+def connect(socket: str = DEFAULT_SOCKET, timeout_s: int = 120) -> Any:
+    """Return a low-level API client for the engine behind ``socket``.
+
+    Raises EngineAbsent when the library or the engine is missing.
+    """
+    if not HAS_DOCKER:
+        raise EngineAbsent("this host has no Python library 'docker' >= 5.0.3 (Debian: python3-docker); the host role installs it")
+    try:
+        client = docker.APIClient(base_url="unix://" + socket, version="auto", timeout=timeout_s)
+        client.ping()
+        return client
+    except ENGINE_ERRORS as exc:
+        raise EngineAbsent("no container engine answers on {0}: {1}".format(socket, exc)) from exc
+
+
+def inspect(client: Any, name: str) -> dict[str, Any] | None:
+    """The engine's full description of container ``name``, or None when there is none of exactly that name."""
+    try:
+        found = client.inspect_container(name)
+    except docker.errors.NotFound:
+        return None
+    # The engine also resolves id prefixes; a name must match as a name.
+    return found if found["Name"].lstrip("/") == name else None
+
+
+def log_tail(client: Any, name: str, lines: int = 50) -> str:
+    """The last ``lines`` lines the container wrote, both streams, as text."""
+    raw = client.logs(name, stdout=True, stderr=True, tail=lines)
+    return raw.decode("utf-8", "replace").rstrip()
+
+
+def container_pid(name: str, socket: str = DEFAULT_SOCKET) -> int:
+    """The host's process id of the container's main process.
+
+    Raises LLMError when there is no such container or it does not run.
+    """
+    found = inspect(connect(socket), name)
+    if found is None:
+        raise LLMError("container {0} does not exist".format(name))
+    pid = int(found["State"]["Pid"])
+    if pid == 0:
+        raise LLMError("container {0} does not run (exit code {1})".format(name, found["State"]["ExitCode"]))
+    return pid
+
+
+def container_state(name: str, socket: str = DEFAULT_SOCKET) -> dict[str, Any]:
+    """Whether the container lives, and what it said last.
+
+    Returns ``{"running": bool, "exit_code": int, "restarts": int, "log_tail": str}``; ``log_tail`` is empty while it runs.
+    Raises LLMError when there is no such container.
+    """
+    client = connect(socket)
+    found = inspect(client, name)
+    if found is None:
+        raise LLMError("container {0} does not exist".format(name))
+    state = found["State"]
+    running = bool(state["Running"]) and not state.get("Restarting", False)
+    return {
+        "running": running,
+        "exit_code": int(state["ExitCode"]),
+        "restarts": int(found.get("RestartCount", 0)),
+        "log_tail": "" if running else log_tail(client, name),
+    }
+
+
+def running_containers(client: Any) -> list[dict[str, Any]]:
+    """Full descriptions of all running containers; one that ends meanwhile is left out."""
+    found = []
+    for item in client.containers():
+        try:
+            found.append(client.inspect_container(item["Id"]))
+        except docker.errors.NotFound:
+            continue
+    return found
+
+
+def replica_names(client: Any) -> list[str]:
+    """Names of all containers of this collection's replicas, running or not."""
+    return sorted(item["Names"][0].lstrip("/") for item in client.containers(all=True, filters={"label": "ironserve.replica"}))
+
+
+def ensure_network(client: Any, name: str) -> bool:
+    """Make the replicas' bridge network, on which containers do not reach each other. Returns whether it had to be made."""
+    if any(item["Name"] == name for item in client.networks(names=[name])):
+        return False
+    client.create_network(
+        name, driver="bridge", options={"com.docker.network.bridge.enable_icc": "false"}, labels={"ironserve.network": name}, check_duplicate=True
+    )
+    return True
+
+
+def remove_network(client: Any, name: str) -> bool:
+    """Remove the replicas' network if this collection made it and nothing is on it. Returns whether it was removed."""
+    for item in client.networks(names=[name], filters={"label": "ironserve.network=" + name}):
+        if item["Name"] == name and not client.inspect_network(item["Id"]).get("Containers"):
+            client.remove_network(item["Id"])
+            return True
+    return False
+
+
+def create(client: Any, spec: dict[str, Any]) -> None:
+    """Create and start the container of ``spec``, with no more rights than it needs.
+
+    No capability, no new privileges, the default seccomp profile, a read-only root, only the replica's own devices. ``/tmp`` is
+    executable because compiled kernels are loaded from it.
+    """
+    publish = spec["publish"]
+    memory = spec["memory_mib"] * 2**20 or None
+    host_config = client.create_host_config(
+        port_bindings={publish["container_port"]: (publish["address"], publish["port"])},
+        mounts=[docker.types.Mount(item["target"], item["source"], type="bind", read_only=bool(item.get("read_only"))) for item in spec["mounts"]],
+        devices=["{0}:{0}:rw".format(path) for path in spec["devices"]],
+        group_add=[str(gid) for gid in spec["groups"]],
+        cpuset_cpus=spec["cpuset"] or None,
+        mem_limit=memory,
+        memswap_limit=memory,
+        shm_size=spec["shm_mib"] * 2**20,
+        pids_limit=spec["pids_limit"],
+        read_only=True,
+        tmpfs={"/tmp": "rw,exec,nosuid,nodev,mode=1777,size=512m"},
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges:true"],
+        network_mode=spec["network"],
+        restart_policy={"Name": "unless-stopped"},
+        log_config=docker.types.LogConfig(type="json-file", config={"max-size": "16m", "max-file": "3"}),
+    )
+    client.create_container(
+        spec["image"],
+        name=spec["name"],
+        entrypoint=spec["entrypoint"],
+        command=spec["command"],
+        environment=spec["environment"],
+        labels=spec["labels"],
+        user=spec["user"],
+        ports=[publish["container_port"]],
+        host_config=host_config,
+        stop_timeout=spec["stop_timeout_s"],
+    )
+    client.start(spec["name"])
+
+
+def stop(client: Any, name: str, timeout_s: int) -> None:
+    """Stop a container; its engine has ``timeout_s`` seconds to finish what it answers."""
+    client.stop(name, timeout=timeout_s)
+
+
+def remove(client: Any, name: str) -> None:
+    """Remove a stopped container; a missing one is as good."""
+    try:
+        client.remove_container(name, force=True)
+    except docker.errors.NotFound:
+        pass

@@ -1,0 +1,547 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""HAProxy as the gateway uses it: its file, its runtime socket, its key maps. Private to the collection.
+
+Everything that HAProxy prints is read here and nowhere else; what is not understood raises ``UnknownOutput``.
+The formats are those of the management guide, chapters 9.1 (CSV) and 9.3 (Unix socket commands), 2.4 to 3.x.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import os
+import re
+import socket
+import time
+
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, UnknownOutput, nearest
+
+#: The one backend of the gateway, as in ``haproxy.cfg.j2``.
+BACKEND = "ironserve_replicas"
+
+#: Stands in the rendered file where the identity of its content goes.
+ID_PLACEHOLDER = "@CONFIG_ID@"
+
+#: Bits of ``srv_admin_state`` in ``show servers state``.
+FORCED_MAINT = 0x01
+INHERITED_MAINT = 0x02
+CONFIGURED_MAINT = 0x04
+FORCED_DRAIN = 0x08
+INHERITED_DRAIN = 0x10
+RESOLUTION_MAINT = 0x20
+HOSTNAME_MAINT = 0x40
+
+# "Configured" only says that the file has ``disabled``: it stays when the socket makes the server ready.
+_MAINT = FORCED_MAINT | INHERITED_MAINT | RESOLUTION_MAINT
+_NOTES = CONFIGURED_MAINT | HOSTNAME_MAINT
+_DRAIN = FORCED_DRAIN | INHERITED_DRAIN
+
+READY = "ready"
+DRAIN = "drain"
+MAINT = "maint"
+
+#: ``srv_op_state`` of ``show servers state``.
+_OP_STATES = {0: "stopped", 1: "starting", 2: "running", 3: "stopping"}
+
+_SERVER_LINE = re.compile(r"^\s*server\s+(?P<name>\S+)\s+(?P<address>\S+):(?P<port>\d+)(?P<rest>(?:\s.*)?)$")
+_KEY_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+_MAP_OF = re.compile(r"map(?:_str)?\((/[^,)]+)")
+
+#: Descriptors HAProxy needs beside two per connection: listeners, checks, pollers, the sockets between workers.
+RESERVED_FDS = 300
+FDS_PER_SERVER = 4
+#: Below this a gateway is not worth starting.
+MINIMUM_MAXCONN = 64
+
+
+@dataclasses.dataclass
+class ConfigServer:
+    """One ``server`` line of the gateway's file."""
+
+    name: str
+    address: str
+    port: int
+    maxconn: int
+    disabled: bool
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the line as an element of ``gateway_servers``."""
+        return {
+            "name": self.name,
+            "address": self.address,
+            "port": self.port,
+            "max_num_seqs": self.maxconn,
+            "proven": not self.disabled,
+        }
+
+
+# The file
+
+
+def config_servers(text: str, backend: str = BACKEND) -> list[ConfigServer]:
+    """Return the servers of ``backend`` in the order of the file; an empty list for an empty file."""
+    found = []
+    inside = False
+    for line in text.splitlines():
+        if line[:1].strip() and not line.startswith("#"):
+            inside = line.split()[:2] == ["backend", backend]
+            continue
+        match = _SERVER_LINE.match(line)
+        if not inside or match is None:
+            continue
+        words = match.group("rest").split()
+        maxconn = words[words.index("maxconn") + 1] if "maxconn" in words[:-1] else "0"
+        if not maxconn.isdigit():
+            raise UnknownOutput('the gateway\'s file has a server line that was not written here: "{0}"'.format(line.strip()))
+        found.append(
+            ConfigServer(
+                name=match.group("name"),
+                address=match.group("address").strip("[]"),
+                port=int(match.group("port")),
+                maxconn=int(maxconn),
+                disabled="disabled" in words,
+            )
+        )
+    return found
+
+
+def kept_servers(present: list[ConfigServer], hosts: list[str], absent: list[str]) -> list[ConfigServer]:
+    """Return the servers of hosts that are part of the fleet but not of this run.
+
+    A server belongs to the host whose name, followed by ``-``, is the longest beginning of its name.
+    """
+    by_length = sorted(set(hosts) | set(absent), key=len, reverse=True)
+    kept = []
+    for server in present:
+        owner = next((host for host in by_length if server.name.startswith(host + "-")), None)
+        if owner in absent:
+            kept.append(server)
+    return kept
+
+
+def planned_servers(outs: dict[str, object], assume_proven: bool = False) -> list[dict[str, object]]:
+    """Return the servers of all plans, in the order of the hosts.
+
+    ``outs`` has the ``replica_out`` of each host: ``plan.replicas`` and ``proven``, the names of the replicas that
+    passed their proof. Without a list ``proven`` nothing is proven, unless ``assume_proven``.
+    """
+    servers: list[dict[str, object]] = []
+    owners: dict[str, str] = {}
+    for host, out in outs.items():
+        proven = out.get("proven")
+        for replica in out["plan"]["replicas"]:
+            name = replica["name"]
+            if name in owners:
+                raise LLMError('hosts "{0}" and "{1}" both have a replica "{2}": names are unique in the fleet'.format(owners[name], host, name))
+            owners[name] = host
+            servers.append(
+                {
+                    "name": name,
+                    "address": replica["address"],
+                    "port": int(replica["port"]),
+                    "max_num_seqs": int(replica["max_num_seqs"]),
+                    "proven": assume_proven if proven is None else name in proven,
+                }
+            )
+    return servers
+
+
+def _identity_text(text: str) -> str:
+    lines = []
+    for line in text.splitlines():
+        if _SERVER_LINE.match(line) and line.endswith(" disabled"):
+            line = line[: -len(" disabled")]
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def with_identity(text: str) -> tuple[str, str]:
+    """Put the identity of a rendered file into it; return the file and the identity.
+
+    Two files that differ only in which servers are ``disabled`` have the same identity: that difference is
+    brought to a running HAProxy through its socket and needs no reload.
+    """
+    if ID_PLACEHOLDER not in text:
+        raise LLMError("the rendered haproxy.cfg has no {0}: the gateway could not tell what is loaded".format(ID_PLACEHOLDER))
+    identity = hashlib.sha256(_identity_text(text).encode("utf-8")).hexdigest()[:16]
+    return text.replace(ID_PLACEHOLDER, identity), identity
+
+
+def loaded_identity(info: dict[str, str]) -> str:
+    """Return the identity of the file that a running HAProxy has loaded, from ``show info``; "" if it has none."""
+    words = info.get("description", "").split()
+    return words[-1] if words else ""
+
+
+def map_paths(text: str) -> list[str]:
+    """Return the map files that a rendered file names, each once."""
+    found: list[str] = []
+    for path in _MAP_OF.findall(text):
+        if path not in found:
+            found.append(path)
+    return found
+
+
+def validation_error(output: str, checked: str, path: str) -> str:
+    """Return HAProxy's own words about an invalid file, with the name of the real file in place of the copy's.
+
+    ``output`` is what ``haproxy -c`` printed on standard error.
+    """
+    alerts = []
+    for line in output.splitlines():
+        if "[ALERT]" not in line:
+            continue
+        words = re.sub(r"^\[ALERT\]\s*\(\d+\)\s*:\s*(?:config\s*:\s*)?", "", line.strip()).replace(checked, path)
+        if not re.match(r"(?:Error\(s\) found|Fatal errors found)", words):
+            alerts.append(words)
+    if alerts:
+        return alerts[0]
+    last = [line for line in output.strip().splitlines() if line.strip()]
+    return last[-1].replace(checked, path) if last else "haproxy gave no reason"
+
+
+# Limits
+
+
+def nofile_hard(text: str) -> int:
+    """Return the hard limit of open files from the text of ``/proc/<pid>/limits``."""
+    for line in text.splitlines():
+        if line.startswith("Max open files"):
+            hard = line.split()[4]
+            if hard == "unlimited":
+                return 2**31 - 1
+            if hard.isdigit():
+                return int(hard)
+    raise UnknownOutput("/proc/<pid>/limits has no readable line \"Max open files\"")
+
+
+def maxconn_for(nofile: int, servers: int, ceiling: int) -> int:
+    """Return the most connections that fit under ``nofile`` descriptors, at most ``ceiling``.
+
+    Each connection takes two descriptors, one on each side. ``haproxy -c`` accepts a figure that is too large; the
+    start then fails, so the figure has to be right before.
+    """
+    fit = (nofile - RESERVED_FDS - FDS_PER_SERVER * servers) // 2
+    if fit < MINIMUM_MAXCONN:
+        raise LLMError(
+            "the limit of open files on this host is {0}: too low for a gateway with {1} servers, which needs {2}."
+            " Raise the hard limit (ulimit -Hn, /etc/security/limits.d, or LimitNOFILE of the service that starts it)".format(
+                nofile, servers, needed_nofile(MINIMUM_MAXCONN, servers)
+            )
+        )
+    return min(ceiling, fit)
+
+
+def needed_nofile(maxconn: int, servers: int) -> int:
+    """Return how many descriptors a gateway with ``maxconn`` connections may need."""
+    return 2 * maxconn + RESERVED_FDS + FDS_PER_SERVER * servers
+
+
+# What the socket says
+
+
+def parse_info(text: str) -> dict[str, str]:
+    """Return ``show info`` as a mapping; keys as printed."""
+    found = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            found[key.strip()] = value.strip()
+    if "Version" not in found:
+        raise UnknownOutput('haproxy answered "show info" with something unknown: {0!r}'.format(text[:80]))
+    return found
+
+
+def parse_stat(text: str) -> list[dict[str, str]]:
+    """Return ``show stat`` as rows by the names of its header line, whatever columns the version has."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines or not lines[0].startswith("# pxname,svname,"):
+        raise UnknownOutput('haproxy answered "show stat" with something unknown: {0!r}'.format(text[:80]))
+    names = [name for name in lines[0][2:].split(",")]
+    return [dict(zip(names, row)) for row in csv.reader(lines[1:])]
+
+
+def open_sessions(rows: list[dict[str, str]], backend: str) -> dict[str, int]:
+    """Return the requests each server of ``backend`` is working on or has queued for itself, from ``show stat``."""
+    found = {}
+    for row in rows:
+        if row.get("pxname") == backend and row.get("svname") not in ("FRONTEND", "BACKEND"):
+            found[row["svname"]] = int(row.get("scur") or 0) + int(row.get("qcur") or 0)
+    return found
+
+
+def parse_servers_state(text: str) -> list[dict[str, str]]:
+    """Return ``show servers state`` as rows by the names of its header line.
+
+    The first line is the version of the format; only version 1 exists.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) < 2 or lines[0].strip() != "1" or not lines[1].startswith("# be_id be_name srv_id srv_name"):
+        raise UnknownOutput('haproxy answered "show servers state" with something unknown: {0!r}'.format(text[:80]))
+    names = lines[1][2:].split()
+    rows = []
+    for line in lines[2:]:
+        values = line.split()
+        if len(values) < len(names):
+            raise UnknownOutput('haproxy printed a line of "show servers state" that is too short: "{0}"'.format(line))
+        rows.append(dict(zip(names, values)))
+    return rows
+
+
+def admin_state(bits: int) -> str:
+    """Return ``ready``, ``drain`` or ``maint`` for a value of ``srv_admin_state``; maintenance outweighs a drain."""
+    if bits & ~(_MAINT | _DRAIN | _NOTES):
+        raise UnknownOutput("haproxy printed srv_admin_state {0}, which has bits unknown here".format(bits))
+    if bits & _MAINT:
+        return MAINT
+    return DRAIN if bits & _DRAIN else READY
+
+
+@dataclasses.dataclass
+class LiveServer:
+    """One server as a running HAProxy sees it. ``op`` is ``stopped``, ``starting``, ``running`` or ``stopping``."""
+
+    name: str
+    address: str
+    port: int
+    admin: str
+    op: str
+
+
+def live_servers(text: str, backend: str = BACKEND) -> dict[str, LiveServer]:
+    """Return the servers of ``backend`` by name, from ``show servers state``."""
+    found = {}
+    for row in parse_servers_state(text):
+        if row["be_name"] != backend:
+            continue
+        op = int(row["srv_op_state"])
+        if op not in _OP_STATES:
+            raise UnknownOutput("haproxy printed srv_op_state {0}, unknown here".format(op))
+        found[row["srv_name"]] = LiveServer(
+            name=row["srv_name"],
+            address=row["srv_addr"],
+            port=int(row["srv_port"]),
+            admin=admin_state(int(row["srv_admin_state"])),
+            op=_OP_STATES[op],
+        )
+    return found
+
+
+def lost_states(
+    before: dict[str, LiveServer], after: dict[str, LiveServer], disabled_before: set[str], disabled_after: set[str]
+) -> dict[str, str]:
+    """Return what a reload forgot: server name to the administrative state it had and has to get back.
+
+    Left out: servers that are new, gone, or moved to another address or port, and those whose ``disabled`` flag the
+    new file changed, because there the file is the newer wish.
+    """
+    lost = {}
+    for name, old in before.items():
+        new = after.get(name)
+        if new is None or (new.address, new.port) != (old.address, old.port):
+            continue
+        if (name in disabled_before) != (name in disabled_after):
+            continue
+        if new.admin != old.admin:
+            lost[name] = old.admin
+    return lost
+
+
+def old_workers(text: str) -> list[int]:
+    """Return the process ids of workers that finish their last requests after a reload, from ``show proc``."""
+    found = []
+    section = ""
+    for line in text.splitlines():
+        if line.startswith("#"):
+            section = line.lstrip("# ").strip()
+        elif section == "old workers" and line.split()[1:2] == ["worker"]:
+            found.append(int(line.split()[0]))
+    return found
+
+
+# Keys
+
+
+def key_hash(key: str) -> str:
+    """Return what stands in the map for a client key: sha256, lower-case hex."""
+    return hashlib.sha256(key.encode("utf-8")).hexdigest()
+
+
+def checked_keys(keys: list[dict[str, str]]) -> dict[str, str]:
+    """Return hash to name for a list of client keys, or raise an error that names the key by its name only.
+
+    Several keys may share a name: that is how a client changes its key without a gap.
+    """
+    found: dict[str, str] = {}
+    for position, item in enumerate(keys, 1):
+        name = item.get("name") or ""
+        key = item.get("key") or ""
+        if not _KEY_NAME.match(name):
+            raise LLMError(
+                'client key number {0}: the name "{1}" may have letters, digits, ".", "_", "-" and up to 64 of them'.format(position, name)
+            )
+        if len(key) < 16 or not re.match(r"^[\x21-\x7e]+$", key):
+            raise LLMError(
+                'client key "{0}": a key is at least 16 printable characters without blanks; make one with "openssl rand -hex 24"'.format(name)
+            )
+        digest = key_hash(key)
+        if digest in found:
+            raise LLMError('client keys "{0}" and "{1}" are the same key: give each its own'.format(found[digest], name))
+        found[digest] = name
+    return found
+
+
+def map_text(entries: dict[str, str]) -> str:
+    """Return the text of a map file, in a stable order."""
+    return "".join("{0} {1}\n".format(key, entries[key]) for key in sorted(entries, key=lambda k: (entries[k], k)))
+
+
+def parse_map_file(text: str) -> dict[str, str]:
+    """Return the entries of a map file as this collection writes it."""
+    found = {}
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            key, _blank, value = line.partition(" ")
+            found[key] = value
+    return found
+
+
+def parse_show_map(text: str) -> dict[str, str]:
+    """Return the entries that ``show map <file>`` prints: an address, the key, the value."""
+    found = {}
+    for line in text.splitlines():
+        words = line.split(None, 2)
+        if len(words) == 3 and words[0].startswith("0x"):
+            found[words[1]] = words[2]
+        elif words:
+            raise UnknownOutput('haproxy answered "show map" with something unknown ({0} words in a line)'.format(len(words)))
+    return found
+
+
+def masked_keys(entries: dict[str, str]) -> str:
+    """Return a map for people: names, and so much of each hash that two keys of one name can be told apart."""
+    return "".join("{0} sha256:{1}...\n".format(entries[key], key[:6]) for key in sorted(entries, key=lambda k: (entries[k], k)))
+
+
+# Doors
+
+
+class AdminSocket:
+    """HAProxy's runtime socket.
+
+    One connection per command, as HAProxy closes it after the answer. ``timeout_s`` bounds each command.
+    """
+
+    def __init__(self, path: str, timeout_s: float = 5.0) -> None:
+        self.path = path
+        self.timeout_s = timeout_s
+
+    def ask(self, command: str) -> str:
+        """Send one command and return the whole answer without its closing empty line.
+
+        Raises LLMError that names the socket. The command is never part of the message: it may hold a key.
+        """
+        deadline = time.monotonic() + self.timeout_s
+        chunks = []
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            door.settimeout(self.timeout_s)
+            door.connect(self.path)
+            door.sendall(command.encode("utf-8") + b"\n")
+            while True:
+                door.settimeout(max(0.01, deadline - time.monotonic()))
+                chunk = door.recv(65536)
+                if not chunk:
+                    break
+                chunks.append(chunk)
+        except socket.timeout:
+            raise LLMError("HAProxy did not answer on {0} within {1:g} s".format(self.path, self.timeout_s))
+        except OSError as exc:
+            raise LLMError(
+                "HAProxy's socket {0} cannot be used: {1}. Is the gateway running?".format(self.path, exc.strerror or exc)
+            )
+        finally:
+            door.close()
+        return b"".join(chunks).decode("utf-8", "replace").rstrip("\n")
+
+    def order(self, command: str, about: str) -> None:
+        """Send a command whose success is silence; ``about`` names it in the error."""
+        answer = self.ask(command).strip()
+        if answer:
+            raise LLMError("HAProxy refused to {0}: {1}".format(about, answer.splitlines()[0]))
+
+    def info(self) -> dict[str, str]:
+        """Return ``show info``."""
+        return parse_info(self.ask("show info"))
+
+    def servers(self, backend: str = BACKEND) -> dict[str, LiveServer]:
+        """Return the live servers of ``backend`` by name."""
+        return live_servers(self.ask("show servers state"), backend)
+
+    def sessions(self, backend: str = BACKEND, master: str = "") -> dict[str, int]:
+        """Return the open requests of each server of ``backend``.
+
+        With ``master``, the socket of the master process, those that workers from before a reload still serve are
+        counted too: the present worker does not know of them.
+        """
+        found = open_sessions(parse_stat(self.ask("show stat")), backend)
+        if master and os.path.exists(master):
+            door = AdminSocket(master, self.timeout_s)
+            for pid in old_workers(door.ask("show proc")):
+                answer = door.ask("@!{0} show stat".format(pid))
+                # A worker may end between the two questions; then nothing is open in it.
+                if answer.startswith("# pxname"):
+                    for name, count in open_sessions(parse_stat(answer), backend).items():
+                        found[name] = found.get(name, 0) + count
+        return found
+
+    def set_state(self, backend: str, name: str, state: str) -> None:
+        """Put one server into ``ready``, ``drain`` or ``maint``."""
+        self.order("set server {0}/{1} state {2}".format(backend, name, state), 'put server "{0}" into {1}'.format(name, state))
+
+    def map(self, path: str) -> dict[str, str]:
+        """Return the entries of a map as HAProxy has it in memory."""
+        return parse_show_map(self.ask("show map {0}".format(path)))
+
+    def map_add(self, path: str, key: str, value: str) -> None:
+        """Add one entry to a map in memory."""
+        self.order("add map {0} {1} {2}".format(path, key, value), "add an entry to {0}".format(path))
+
+    def map_set(self, path: str, key: str, value: str) -> None:
+        """Change one entry of a map in memory."""
+        self.order("set map {0} {1} {2}".format(path, key, value), "change an entry of {0}".format(path))
+
+    def map_delete(self, path: str, key: str) -> None:
+        """Remove one entry from a map in memory."""
+        self.order("del map {0} {1}".format(path, key), "remove an entry from {0}".format(path))
+
+
+def running(path: str) -> dict[str, str] | None:
+    """Return ``show info`` of the HAProxy behind a socket, or None if nobody listens there.
+
+    Anything else than nobody listening, such as an HAProxy that does not answer, is an error: unknown is never "no".
+    """
+    if not os.path.exists(path):
+        return None
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        probe.settimeout(5.0)
+        probe.connect(path)
+    except (ConnectionRefusedError, FileNotFoundError):
+        return None
+    except OSError as exc:
+        raise LLMError("HAProxy's socket {0} cannot be used: {1}".format(path, exc))
+    finally:
+        probe.close()
+    return AdminSocket(path).info()
+
+
+def require_server(name: str, live: dict[str, LiveServer], backend: str) -> LiveServer:
+    """Return the live server ``name`` or raise an error that lists the known ones."""
+    if name not in live:
+        raise LLMError('HAProxy has no server "{0}" in backend "{1}": {2}'.format(name, backend, nearest(name, sorted(live))))
+    return live[name]

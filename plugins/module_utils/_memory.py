@@ -1,0 +1,61 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Does the plan fit the card? Arithmetic on the recipe's memory facts. Private to the collection."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass
+class Fit:
+    """What one replica needs of each of its cards, and what the card gives. All figures in MiB unless named otherwise.
+
+    Attributes:
+        usable: what the engine may fill: card memory x share.
+        weights: weights on one card.
+        overhead: activations, graphs and runtime.
+        per_sequence: KV cache and state of one sequence of full length.
+        available: what is left for sequences; negative when the weights alone do not fit.
+        concurrency: full-length sequences that fit at once.
+    """
+
+    usable: int
+    weights: int
+    overhead: int
+    per_sequence: int
+    available: int
+    concurrency: float
+
+    def line(self, max_model_len: int) -> str:
+        """Say the arithmetic in one line."""
+        return "{0} MiB usable - {1} weights - {2} overhead = {3} MiB for sequences of {4} tokens at {5} MiB: {6:.1f} at once".format(
+            self.usable, self.weights, self.overhead, self.available, max_model_len, self.per_sequence, self.concurrency
+        )
+
+
+def weights_mib(variant: dict[str, Any]) -> int:
+    """Size of a weights variant in MiB: its stated ``size_mib``, else the sum of its files."""
+    if variant.get("size_mib"):
+        return int(variant["size_mib"])
+    return -(-sum(int(item["size"]) for item in variant.get("files", [])) // 2**20)
+
+
+def fit(card_mib: int, share: float, variant: dict[str, Any], memory: dict[str, Any], max_model_len: int, tensor_parallel: int) -> Fit:
+    """Compute the fit of one replica on cards of ``card_mib`` MiB each.
+
+    Args:
+        share: part of the card an engine may fill, 0 to 1.
+        memory: the recipe's figures: ``kv_bytes_per_token`` (bytes), ``state_mib_per_sequence``, ``overhead_mib``.
+        tensor_parallel: cards per replica; weights, KV cache and state are divided by it.
+    """
+    usable = int(card_mib * share)
+    weights = -(-weights_mib(variant) // tensor_parallel)
+    overhead = int(memory["overhead_mib"])
+    sequence_bytes = memory["kv_bytes_per_token"] * max_model_len + memory["state_mib_per_sequence"] * 2**20
+    per_sequence = max(1, int(-(-sequence_bytes // (2**20 * tensor_parallel))))
+    available = usable - weights - overhead
+    return Fit(usable, weights, overhead, per_sequence, available, max(0.0, available / per_sequence))

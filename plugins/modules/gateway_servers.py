@@ -1,0 +1,209 @@
+#!/usr/bin/python
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gateway_servers
+short_description: Drain replicas out of the running gateway and let them back in
+version_added: "0.1.0"
+description:
+  - Sets the administrative state of servers through HAProxy's runtime socket. Nothing is reloaded and no open request is cut.
+  - A drain waits for open requests at most O(wait_s) seconds, then goes on to maintenance and reports how many are still open. It never waits longer.
+author:
+  - ironserve.llm contributors (@ironserve)
+attributes:
+  check_mode:
+    support: full
+    description: Does not wait.
+  diff_mode:
+    support: full
+options:
+  socket:
+    description: The gateway's runtime socket.
+    type: path
+    default: /run/ironserve/gateway.sock
+  master_socket:
+    description:
+      - The socket of HAProxy's master process. Through it, requests are counted too that a worker from before a reload still serves.
+      - Ignored when it does not exist.
+    type: path
+    default: /run/ironserve/gateway-master.sock
+  backend:
+    description: The backend of the servers.
+    type: str
+    default: ironserve_replicas
+  servers:
+    description: The servers and the state each of them is to have.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      name:
+        description: The name of the server.
+        type: str
+        required: true
+      state:
+        description:
+          - V(ready) lets new requests in.
+          - V(maint) lets no new request in, at once. Open streams go on.
+          - V(drain) lets no new request in, waits for the open ones, and rests in maintenance.
+        type: str
+        choices: [ready, drain, maint]
+        required: true
+  wait_s:
+    description: How long drains may wait for open requests, in seconds, all servers together.
+    type: float
+    default: 600
+"""
+
+EXAMPLES = r"""
+- name: Take a replica out before its container is replaced
+  ironserve.llm.gateway_servers:
+    servers:
+      - name: node1-c0
+        state: drain
+    wait_s: 600
+
+- name: Let it back in after its proof
+  ironserve.llm.gateway_servers:
+    servers:
+      - name: node1-c0
+        state: ready
+"""
+
+RETURN = r"""
+servers:
+  description: The servers asked for.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: The name of the server.
+      type: str
+      sample: node1-c0
+    before:
+      description: The administrative state before, V(ready), V(drain) or V(maint).
+      type: str
+    after:
+      description: The administrative state after, or what it would be in check mode.
+      type: str
+    open_sessions:
+      description: How many requests the server was still working on at the end.
+      type: int
+    operational:
+      description: What the health checks say, V(stopped), V(starting), V(running) or V(stopping).
+      type: str
+open_sessions:
+  description: The sum of the open requests of all drained servers. More than 0 means that O(wait_s) was not enough.
+  returned: success
+  type: int
+waited_s:
+  description: How long the drains waited, in seconds.
+  returned: success
+  type: float
+"""
+
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+
+#: Where each wish ends.
+RESTS_IN = {_haproxy.READY: _haproxy.READY, _haproxy.DRAIN: _haproxy.MAINT, _haproxy.MAINT: _haproxy.MAINT}
+
+
+def run(options: dict[str, object], check: bool) -> dict[str, object]:
+    """Bring the servers to their states and return the module's result."""
+    door = _haproxy.AdminSocket(options["socket"])
+    backend = options["backend"]
+    wanted = {}
+    for item in options["servers"]:
+        if wanted.get(item["name"], item["state"]) != item["state"]:
+            raise LLMError('server "{0}" is asked to be both {1} and {2}'.format(item["name"], wanted[item["name"]], item["state"]))
+        wanted[item["name"]] = item["state"]
+    before = door.servers(backend)
+    for name in wanted:
+        _haproxy.require_server(name, before, backend)
+    differing = [name for name, state in wanted.items() if before[name].admin != RESTS_IN[state]]
+
+    waited = 0.0
+    if not check and differing:
+        for name in differing:
+            door.set_state(backend, name, wanted[name])
+        draining = [name for name in differing if wanted[name] == _haproxy.DRAIN]
+        if draining:
+            waited = wait_until_empty(door, options, draining)
+            for name in draining:
+                door.set_state(backend, name, _haproxy.MAINT)
+    sessions = door.sessions(backend, options["master_socket"] or "")
+    after = door.servers(backend)
+    servers = [
+        {
+            "name": name,
+            "before": before[name].admin,
+            "after": RESTS_IN[state] if check else after[name].admin,
+            "open_sessions": sessions.get(name, 0),
+            "operational": after[name].op,
+        }
+        for name, state in wanted.items()
+    ]
+    return {
+        "changed": bool(differing),
+        "servers": servers,
+        "open_sessions": sum(server["open_sessions"] for server in servers if wanted[server["name"]] == _haproxy.DRAIN),
+        "waited_s": round(waited, 3),
+        "diff": {
+            "before_header": "server states of " + backend,
+            "after_header": "server states of " + backend,
+            "before": "".join("{0} {1}\n".format(server["name"], server["before"]) for server in servers),
+            "after": "".join("{0} {1}\n".format(server["name"], server["after"]) for server in servers),
+        },
+    }
+
+
+def wait_until_empty(door: _haproxy.AdminSocket, options: dict[str, object], names: list[str]) -> float:
+    """Wait until the servers have no open request or the time is over; return the seconds waited."""
+    start = time.monotonic()
+    pause = 0.05
+    while True:
+        sessions = door.sessions(options["backend"], options["master_socket"] or "")
+        waited = time.monotonic() - start
+        if not any(sessions.get(name, 0) for name in names) or waited >= options["wait_s"]:
+            return waited
+        time.sleep(min(pause, options["wait_s"] - waited))
+        pause = min(1.0, pause * 1.5)
+
+
+def main() -> None:
+    """Answer the module call."""
+    module = AnsibleModule(
+        argument_spec={
+            "socket": {"type": "path", "default": "/run/ironserve/gateway.sock"},
+            "master_socket": {"type": "path", "default": "/run/ironserve/gateway-master.sock"},
+            "backend": {"type": "str", "default": _haproxy.BACKEND},
+            "servers": {
+                "type": "list",
+                "elements": "dict",
+                "required": True,
+                "options": {
+                    "name": {"type": "str", "required": True},
+                    "state": {"type": "str", "required": True, "choices": ["ready", "drain", "maint"]},
+                },
+            },
+            "wait_s": {"type": "float", "default": 600},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        module.exit_json(**run(module.params, module.check_mode))
+    except LLMError as exc:
+        module.fail_json(msg=str(exc))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+#!/usr/bin/python
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: replica_containers
+short_description: Bring the containers of a host's replicas to a state, in one call
+version_added: "0.1.0"
+description:
+  - Creates, starts, replaces, takes back and removes the containers of all replicas of a host, side by side.
+  - A replaced container is stopped and kept under the name C(<name>-previous) until it is committed or reverted, so that a change
+    whose proof fails is undone without building anything anew.
+  - Drains nothing. Take a replica out of the gateway first.
+author:
+  - ironserve.llm contributors (@ironserve)
+requirements:
+  - docker >= 5.0.3 (Python library)
+attributes:
+  check_mode:
+    description: Can run in check mode and return changed status prediction without modifying target.
+    support: full
+  diff_mode:
+    description: Returns what has changed or would change.
+    support: full
+options:
+  specs:
+    description: Container specifications, the C(spec) of each replica of the plan.
+    type: list
+    elements: dict
+    required: true
+  state:
+    description:
+      - V(present) makes each container run with its specification.
+      - V(reverted) brings back what a container replaced; one that replaced nothing is stopped and kept for its logs.
+      - V(committed) removes what was replaced.
+      - V(absent) removes the containers, and the network if nothing else is on it.
+    type: str
+    choices: [present, absent, reverted, committed]
+    default: present
+  cache_dir:
+    description: Directory that holds the replicas' cache directories; only directories below it are made.
+    type: path
+    required: true
+  socket:
+    description: The container engine's socket.
+    type: path
+    default: /var/run/docker.sock
+"""
+
+EXAMPLES = r"""
+---
+- name: Run the planned replicas
+  ironserve.llm.replica_containers:
+    specs: "{{ replica_out.plan.replicas | map(attribute='spec') }}"
+    cache_dir: /var/lib/ironserve/cache
+"""
+
+RETURN = r"""
+actions:
+  description:
+    - One entry for each container, with C(name), C(action) (keep, create, start, replace, remove, revert, stop or commit) and C(reason).
+  returned: success
+  type: list
+  elements: dict
+orphans:
+  description: Names of containers of this collection's replicas that are in no specification.
+  returned: success
+  type: list
+  elements: str
+"""
+
+import concurrent.futures
+import json
+import os
+import socket
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.ironserve.llm.plugins.module_utils import _containers, _docker, _ports
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+
+
+def busy_port(address: str, port: int) -> str:
+    """Say who holds a port that cannot be bound, or nothing when it is free."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+            return ""
+        except OSError as exc:
+            reason = "{0}:{1} cannot be bound: {2}".format(address, port, exc.strerror or exc)
+    listeners = [item for item in _ports.read_listeners() if item.port == port]
+    if not listeners:
+        return reason
+    owners = _ports.socket_owners({item.inode for item in listeners})
+    return _ports.describe(_ports.port_report([port], listeners, owners, {}, [])[0])
+
+
+def make_cache_dirs(spec: dict[str, Any], below: str) -> None:
+    """Make the private cache directories of one replica; a compile cache can carry code, so nobody else may write there."""
+    for mount in spec["mounts"]:
+        owner = mount.get("owner")
+        if owner is None:
+            continue
+        path = mount["source"]
+        if os.path.commonpath([os.path.abspath(path), os.path.abspath(below)]) != os.path.abspath(below):
+            raise LLMError("cache directory {0} is not below {1}".format(path, below))
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        os.chmod(path, 0o700)
+        os.chown(path, int(owner), int(owner))
+
+
+def apply(client: Any, spec: dict[str, Any], action: str, cache_dir: str) -> None:
+    """Do one decided action. Each leaves a state from which a repeated run goes on."""
+    name, previous = spec["name"], spec["name"] + _containers.PREVIOUS_SUFFIX
+    grace = int(spec["stop_timeout_s"])
+    if action in (_containers.CREATE, _containers.REPLACE):
+        make_cache_dirs(spec, cache_dir)
+        if action == _containers.REPLACE:
+            _docker.stop(client, name, grace)
+            # With a predecessor at hand the present container was never proven, and the predecessor was.
+            if _docker.inspect(client, previous):
+                _docker.remove(client, name)
+            else:
+                client.rename(name, previous)
+        held = busy_port(spec["publish"]["address"], spec["publish"]["port"])
+        if held:
+            raise LLMError("{0}: {1}. Free the port, or choose others with replica_port_base".format(name, held))
+        _docker.create(client, spec)
+    elif action == _containers.START:
+        client.start(name)
+    elif action == _containers.STOP:
+        _docker.stop(client, name, grace)
+    elif action == _containers.REVERT:
+        if _docker.inspect(client, name):
+            _docker.stop(client, name, grace)
+            _docker.remove(client, name)
+        client.rename(previous, name)
+        client.start(name)
+    elif action == _containers.COMMIT:
+        _docker.remove(client, previous)
+    elif action == _containers.REMOVE:
+        if _docker.inspect(client, name):
+            _docker.stop(client, name, grace)
+        _docker.remove(client, name)
+        _docker.remove(client, previous)
+
+
+def run(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
+    """Decide for every container, then act on those that need it, side by side."""
+    specs, state = params["specs"], params["state"]
+    try:
+        client = _docker.connect(params["socket"])
+    except _docker.EngineAbsent:
+        # A dry run on a virgin host, and removal where nothing can be, need no engine.
+        if not (check_mode or state == "absent"):
+            raise
+        client = None
+    decisions = []
+    for spec in specs:
+        current = _docker.inspect(client, spec["name"]) if client else None
+        previous = _docker.inspect(client, spec["name"] + _containers.PREVIOUS_SUFFIX) if client else None
+        decisions.append(_containers.decide(state, spec, current, previous))
+    acting = [(spec, choice.action) for spec, choice in zip(specs, decisions) if choice.action != _containers.KEEP]
+    names = {spec["name"] for spec in specs}
+    ours = names | {name + _containers.PREVIOUS_SUFFIX for name in names}
+    if client and state == "present":
+        starting = [spec for spec, action in acting]
+        others = [item for item in _docker.running_containers(client) if item["Name"].lstrip("/") not in ours]
+        conflicts = _containers.device_conflicts(starting, others)
+        if conflicts:
+            raise LLMError("; ".join(conflicts) + ". Stop that container, or leave the card out")
+    if client and not check_mode:
+        if state == "present" and acting:
+            _docker.ensure_network(client, specs[0]["network"])
+        with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, len(acting))) as pool:
+            jobs = {pool.submit(apply, _docker.connect(params["socket"]), spec, action, params["cache_dir"]): spec["name"] for spec, action in acting}
+        errors = ["{0}: {1}".format(name, job.exception()) for job, name in jobs.items() if job.exception()]
+        if errors:
+            raise LLMError("; ".join(errors))
+        if state == "absent":
+            for network in sorted({spec["network"] for spec in specs}):
+                _docker.remove_network(client, network)
+    return {
+        "changed": bool(acting),
+        "actions": [{"name": item.name, "action": item.action, "reason": item.reason} for item in decisions],
+        "orphans": [name for name in _docker.replica_names(client) if name not in ours] if client else [],
+        "diff": [
+            {
+                "before_header": item.name,
+                "after_header": item.name,
+                "before": json.dumps(item.before, indent=2, sort_keys=True) + "\n",
+                "after": json.dumps(item.after, indent=2, sort_keys=True) + "\n",
+            }
+            for item in decisions
+            if item.action != _containers.KEEP
+        ],
+    }
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "specs": {"type": "list", "elements": "dict", "required": True},
+            "state": {"type": "str", "choices": ["present", "absent", "reverted", "committed"], "default": "present"},
+            "cache_dir": {"type": "path", "required": True},
+            "socket": {"type": "path", "default": "/var/run/docker.sock"},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        result = run(module.params, module.check_mode)
+    except LLMError as exc:
+        module.fail_json(msg=str(exc))
+    except _docker.ENGINE_ERRORS as exc:
+        module.fail_json(msg="the container engine refused: {0}".format(exc))
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

