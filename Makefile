@@ -39,7 +39,8 @@ test-long: venv-test  ## Soaks and repeats
 lint: venv-test  ## Style and syntax
 	@$(GATE)/layer_lint.sh
 
-format: venv-test  ## Format the Python code as lint wants it
+format: venv-test  ## Format the Python code as lint wants it, and list every module in the action group
+	@$(GATE)/action_group.py
 	@.venv/bin/ruff check --quiet --fix . ; .venv/bin/ruff format --quiet .
 
 units: venv-test  ## Unit tests (make units ARGS="-k manifest")

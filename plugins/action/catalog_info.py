@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+
 from ansible_collections.ironserve.llm.plugins.module_utils._catalog import SHAPES, collect, resolve
-from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
 from ansible_collections.ironserve.llm.plugins.module_utils._variables import unknown_variables
 
 ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
@@ -28,10 +29,20 @@ def read_yaml(path: pathlib.Path) -> Any:
         raise LLMError(f"{path}: cannot be read as YAML: {exc}") from exc
 
 
+def entry_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Entry files of one folder, by name; an absent folder has none."""
+    return sorted(path for path in folder.glob("*") if path.suffix in (".yml", ".yaml"))
+
+
 def read_catalog(overlays: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
     """Collect all entries of all kinds from the shipped catalog and the overlays, in this order."""
     roots = [SHIPPED] + [pathlib.Path(item).expanduser() for item in overlays]
-    return {kind: collect(kind, [(str(path), read_yaml(path)) for root in roots for path in sorted((root / kind).glob("*.yml"))]) for kind in SHAPES}
+    for root in roots[1:]:
+        # What is not read must not look as if it were.
+        for path in sorted(root.iterdir()) if root.is_dir() else []:
+            if not path.name.startswith(".") and path.is_dir() and path.name not in SHAPES:
+                raise LLMError(f"{path}: the catalog has no folder of this name; {nearest(path.name, list(SHAPES))}")
+    return {kind: collect(kind, [(str(path), read_yaml(path)) for root in roots for path in entry_files(root / kind)]) for kind in SHAPES}
 
 
 def role_options() -> dict[str, list[str]]:

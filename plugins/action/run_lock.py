@@ -13,6 +13,7 @@ import socket
 import time
 
 from ansible.plugins.action import ActionBase
+
 from ansible_collections.ironserve.llm.plugins.module_utils import _lock
 
 
@@ -33,7 +34,7 @@ def owner_record(pid: int) -> dict:
     """Describe the run whose main process is ``pid``; the run id is the same for every task and host of that run."""
     where = controller_id()
     start = _lock.process_start(pid)
-    # Without /proc there is no start time to tell a reused pid by; the login session's random seed is no better.
+    # On a controller without /proc the start time is empty: then only the lease and takeover can end its locks.
     identity = "{0}|{1}|{2}|{3}".format(where, socket.gethostname(), pid, start)
     try:
         user = getpass.getuser()

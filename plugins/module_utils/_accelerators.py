@@ -113,12 +113,13 @@ def preflight(found: Accelerators, expected: int, minimum_mib: int, device_error
         else Check("card_memory", PASS, "{0} MiB each or more".format(minimum_mib))
     )
 
-    for status, health in ((FAIL, FAULT), (UNKNOWN, UNKNOWN), (WARN, WARNING)):
+    statuses = {OK: PASS, WARNING: WARN, FAULT: FAIL}
+    for health in sorted({card.health for card in cards} - {OK}):
+        status = statuses.get(health, UNKNOWN)
         ill = [card.id for card in cards if card.health == health]
-        if ill:
-            fix = "" if status == WARN else "mend the card, or leave it out with replica_allow_degraded"
-            checks.append(Check("card_health", status, "{0}: {1}".format(health, ", ".join(ill)), fix))
-    if all(card.health == OK for card in cards):
+        fix = "" if status == WARN else "mend the card, or leave it out with replica_allow_degraded"
+        checks.append(Check("card_health", status, "{0}: {1}".format(health, ", ".join(ill)), fix))
+    if cards and all(card.health == OK for card in cards):
         checks.append(Check("card_health", PASS, "all ok"))
 
     if device_errors:

@@ -18,7 +18,8 @@ def spell(engine: dict[str, Any], settings: dict[str, Any]) -> list[str]:
     A setting of None is left out. Kinds: ``positional`` (the value first of all), ``value`` (flag, value), ``list`` (flag, each
     value), ``json`` (flag, canonical JSON), ``switch`` (the word for true, the word for false if there is one).
 
-    Raises LLMError for a setting the engine has no word for, and for an implied setting with another value.
+    Raises LLMError for a setting the engine has no word for, for an implied setting with another value, and for a value that is
+    not of the argument's kind: the text "false" would switch on what it is meant to switch off.
     """
     known = engine["arguments"]
     implied = engine.get("implied", {})
@@ -40,6 +41,8 @@ def spell(engine: dict[str, Any], settings: dict[str, Any]) -> list[str]:
         if value is None:
             continue
         kind = how["kind"]
+        if (kind == "switch" and not isinstance(value, bool)) or (kind == "list" and not isinstance(value, list)):
+            raise LLMError("setting '{0}' must be {1}, found {2!r}".format(name, "true or false" if kind == "switch" else "a list", value))
         if kind == "positional":
             front.append(str(value))
         elif kind == "value":

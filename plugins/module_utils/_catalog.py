@@ -38,6 +38,7 @@ SHAPES: dict[str, dict[str, tuple[Any, bool]]] = {
         "implied": (dict, False),
         "key": (dict, True),
         "environment": (dict, False),
+        "platforms": (dict, False),
         "facts": (list, False),
     },
     "models": {
@@ -55,6 +56,36 @@ SHAPES: dict[str, dict[str, tuple[Any, bool]]] = {
     },
 }
 
+#: kind -> keys inside an entry that the plan cannot do without -> type. ``*`` stands for every key of a mapping or item of a list.
+INNER: dict[str, dict[tuple[str, ...], Any]] = {
+    "platforms": {
+        ("card", "memory_mib"): int,
+        ("card", "memory_share"): (int, float),
+        ("container", "shm_mib"): int,
+        ("container", "pids_limit"): int,
+        ("container", "stop_timeout_s"): int,
+    },
+    "engines": {
+        ("images", "*"): dict,
+        ("arguments", "*", "kind"): str,
+        ("key", "kind"): str,
+        ("platforms", "*"): dict,
+    },
+    "models": {
+        ("weights", "variants", "*"): dict,
+        ("memory", "kv_bytes_per_token"): int,
+        ("memory", "state_mib_per_sequence"): int,
+        ("memory", "overhead_mib"): int,
+        ("platforms", "*"): dict,
+        ("enhancements", "*"): dict,
+        ("forbidden", "*", "enhancements"): list,
+        ("forbidden", "*", "give_up"): str,
+        ("forbidden", "*", "reason"): str,
+        ("forbidden", "*", "source"): str,
+        ("forbidden", "*", "date"): str,
+    },
+}
+
 GRADES = ("vendor_verified", "recipe_measured", "locally_measured")
 
 
@@ -67,6 +98,27 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         else:
             result[key] = copy.deepcopy(value)
     return result
+
+
+def check_inner(value: Any, path: tuple[str, ...], wanted: Any, where: str, walked: str = "") -> None:
+    """Check that ``path`` leads from ``value`` to something of type ``wanted``; the error names ``where`` and the dotted key."""
+    if not path:
+        if isinstance(value, bool) or not isinstance(value, wanted):
+            names = " or ".join(item.__name__ for item in (wanted if isinstance(wanted, tuple) else (wanted,)))
+            raise LLMError("{0}: key '{1}' must be a {2}, found {3!r}".format(where, walked, names, value))
+        return
+    key = path[0]
+    if key == "*" and isinstance(value, (dict, list)):
+        for number, name in enumerate(value):
+            item = value[name] if isinstance(value, dict) else name
+            label = name if isinstance(value, dict) else number
+            check_inner(item, path[1:], wanted, where, "{0}.{1}".format(walked, label))
+    elif not isinstance(value, dict):
+        raise LLMError("{0}: key '{1}' must be a dict, found {2!r}".format(where, walked, value))
+    elif key not in value:
+        raise LLMError("{0}: the key '{1}' is missing".format(where, ".".join(filter(None, [walked, key]))))
+    else:
+        check_inner(value[key], path[1:], wanted, where, ".".join(filter(None, [walked, key])))
 
 
 def check_entry(kind: str, entry: Any, where: str) -> None:
@@ -85,12 +137,18 @@ def check_entry(kind: str, entry: Any, where: str) -> None:
     for key, (_type, required) in shape.items():
         if required and key not in entry:
             raise LLMError("{0}: the key '{1}' is missing".format(where, key))
+    for path, wanted in INNER[kind].items():
+        # An optional key may be absent as a whole.
+        if path[0] in entry:
+            check_inner(entry, path, wanted, where)
     for fact in entry.get("facts", []):
+        if not isinstance(fact, dict):
+            raise LLMError("{0}: a fact is a mapping with the keys fact, source, date and grade, found {1!r}".format(where, fact))
         for key in ("fact", "source", "date", "grade"):
             if key not in fact:
                 raise LLMError("{0}: a fact lacks its '{1}': {2}".format(where, key, fact.get("fact", fact)))
         if fact["grade"] not in GRADES:
-            raise LLMError("{0}: unknown grade '{1}'; {2}".format(where, fact["grade"], nearest(fact["grade"], list(GRADES))))
+            raise LLMError("{0}: unknown grade '{1}'; {2}".format(where, fact["grade"], nearest(str(fact["grade"]), list(GRADES))))
 
 
 def collect(kind: str, files: list[tuple[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -135,7 +193,9 @@ def resolve(
         engine: wanted engine; empty takes the recipe's choice for the platform.
         weights: wanted weights variant; empty takes the recipe's choice for the platform.
     Returns ``{"platform", "engine", "model", "weights", "settings"}``; ``engine.image`` is the image for this platform,
-    ``weights.name`` the variant's name, ``settings`` the baseline (platform, recipe, recipe for this platform).
+    ``weights.name`` the variant's name, ``settings`` the baseline (platform, engine on it, recipe, recipe for this platform and
+    engine). What an engine needs on the platform is merged into ``platform.container``; what the recipe says of the platform and
+    the engine (memory, more checks) into ``model``.
     Raises LLMError for anything unknown or not made for each other.
     """
     chosen_platform = pick("platforms", catalog["platforms"], platform, "llm_platform")
@@ -147,6 +207,8 @@ def resolve(
         )
     fit = recipe["platforms"][platform]
     engine_name = engine or fit.get("engine") or ""
+    # What the recipe says of this engine in particular, over what it says of the platform.
+    fit = merge(fit, fit.get("engines", {}).get(engine_name, {}))
     if engine_name not in chosen_platform["engines"]:
         raise LLMError(
             "engine '{0}' does not run on platform '{1}' (variable llm_engine): {2}".format(
@@ -157,17 +219,23 @@ def resolve(
     if platform not in chosen_engine["images"]:
         raise LLMError("engine '{0}' names no image for platform '{1}'; add 'images.{1}' to it".format(engine_name, platform))
     chosen_engine["image"] = chosen_engine.pop("images")[platform]
+    needs = chosen_engine.pop("platforms", {}).get(platform, {})
     variants = recipe["weights"].get("variants", {})
     variant = weights or fit.get("weights") or recipe["weights"].get("default", "")
     if variant not in variants:
-        raise LLMError("model '{0}' has no weights '{1}' (variable llm_weights): {2}".format(model, variant, nearest(variant, list(variants))))
-    settings = merge(merge(chosen_platform.get("settings", {}), recipe["settings"]), fit.get("settings", {}))
+        raise LLMError(
+            "model '{0}' has no weights '{1}' (variable llm_weights): {2}".format(model, variant, nearest(variant, list(variants)))
+        )
+    settings = merge(merge(merge(chosen_platform.get("settings", {}), needs.get("settings", {})), recipe["settings"]), fit.get("settings", {}))
     platform_out = copy.deepcopy(chosen_platform)
-    platform_out["container"] = merge(platform_out["container"], {"environment": fit.get("environment", {})})
+    platform_out["container"] = merge(merge(platform_out["container"], needs.get("container", {})), {"environment": fit.get("environment", {})})
+    model_out = copy.deepcopy(recipe)
+    model_out["memory"] = merge(recipe["memory"], fit.get("memory", {}))
+    model_out["acceptance"]["checks"] = model_out["acceptance"].get("checks", []) + copy.deepcopy(fit.get("checks", []))
     return {
         "platform": platform_out,
         "engine": chosen_engine,
-        "model": copy.deepcopy(recipe),
+        "model": model_out,
         "weights": dict(copy.deepcopy(variants[variant]), name=variant),
         "settings": settings,
     }

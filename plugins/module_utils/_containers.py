@@ -85,9 +85,10 @@ def decide(state: str, spec: dict[str, Any], current: dict[str, Any] | None, pre
             return Decision(name, STOP, "it has no predecessor to come back", before, dict(before, running=False))
         return Decision(name, KEEP, "nothing to take back", before, before)
     if state == "committed":
-        if previous is not None:
+        # A predecessor is the way back, so it goes only when what replaced it is really there.
+        if previous is not None and current is not None and before["running"]:
             return Decision(name, COMMIT, "its predecessor is not needed any more", describe(previous), {})
-        return Decision(name, KEEP, "nothing to commit", before, before)
+        return Decision(name, KEEP, "nothing to commit" if previous is None else "its replacement does not run", before, before)
     if current is None and previous is None:
         return Decision(name, KEEP, "there is no such container", before, before)
     return Decision(name, REMOVE, "it is to be absent", before or describe(previous), {})
@@ -107,7 +108,9 @@ def device_conflicts(specs: list[dict[str, Any]], others: list[dict[str, Any]]) 
             holder = other["Name"].lstrip("/")
             host_config = other["HostConfig"]
             held = {device["PathOnHost"] for device in host_config.get("Devices") or []}
-            taken = sorted(held & set(spec.get("own_devices", [])))
+            # A directory given as a device (--device /dev/dri) holds every node in it.
+            folders = tuple(path.rstrip("/") + "/" for path in held)
+            taken = sorted(path for path in spec.get("own_devices", []) if path in held or path.startswith(folders))
             if taken:
                 lines.append("{0}: card node {1} is held by container {2}".format(spec["name"], ", ".join(taken), holder))
             elif host_config.get("Privileged") and spec.get("own_devices"):

@@ -163,7 +163,7 @@ class _Reader:
             self.at += length
 
 
-def _value(reader: _Reader, kind: int, what: str, depth: int = 0) -> Any:
+def _value(reader: _Reader, kind: int, what: str, depth: int = 0, keep: bool = False) -> Any:
     if kind in _SCALARS:
         return reader.unpack(_SCALARS[kind], what)
     if kind == _STRING:
@@ -175,6 +175,8 @@ def _value(reader: _Reader, kind: int, what: str, depth: int = 0) -> Any:
     # every item takes at least a byte: a count beyond the file is damage, not a reason to loop for hours
     if count > reader.size:
         raise LLMError("{0}: {1} claims {2} items: damaged header; fetch it again".format(reader.label, what, count))
+    if keep:
+        return [_value(reader, inner, what, depth + 1, keep) for _number in range(count)]
     if inner in _SCALARS:
         reader.skip(count * struct.calcsize("<" + _SCALARS[inner]), what)
     elif inner == _STRING:
@@ -185,13 +187,14 @@ def _value(reader: _Reader, kind: int, what: str, depth: int = 0) -> Any:
     return {"type": inner, "count": count}
 
 
-def read_header(handle: IO[bytes], size: int, label: str) -> Header:
+def read_header(handle: IO[bytes], size: int, label: str, arrays: bool = False) -> Header:
     """Read the header of a GGUF file.
 
     Args:
         handle: binary file object at its start.
         size: bytes of the whole file.
         label: name for messages, such as the path.
+        arrays: give arrays as lists instead of stepping over their items.
 
     Raises LLMError for damage, UnknownOutput for versions and types this collection does not know.
     """
@@ -222,7 +225,7 @@ def read_header(handle: IO[bytes], size: int, label: str) -> Header:
         if key in metadata:
             raise LLMError("{0}: key {1!r} occurs twice: damaged header; fetch it again".format(label, key))
         kind = reader.unpack("I", "key {0!r}".format(key))
-        metadata[key] = _value(reader, kind, "key {0!r}".format(key))
+        metadata[key] = _value(reader, kind, "key {0!r}".format(key), keep=arrays)
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise LLMError("{0}: general.alignment is {1!r}, not a power of two: damaged header".format(label, alignment))
@@ -251,7 +254,9 @@ def _tensor(reader: _Reader, number: int) -> tuple[str, str, tuple[int, ...], in
         raise UnknownOutput("{0}: {1} has tensor type {2}, which this collection does not know".format(reader.label, what, kind))
     type_name, per_block, block_bytes = TENSOR_TYPES[kind]
     if shape[0] % per_block:
-        raise LLMError("{0}: {1} has rows of {2} elements, {3} needs a multiple of {4}".format(reader.label, what, shape[0], type_name, per_block))
+        raise LLMError(
+            "{0}: {1} has rows of {2} elements, {3} needs a multiple of {4}".format(reader.label, what, shape[0], type_name, per_block)
+        )
     elements = 1
     for extent in shape:
         elements *= extent

@@ -136,7 +136,7 @@ def planned_servers(outs: dict[str, object], assume_proven: bool = False) -> lis
         for replica in out["plan"]["replicas"]:
             name = replica["name"]
             if name in owners:
-                raise LLMError('hosts "{0}" and "{1}" both have a replica "{2}": names are unique in the fleet'.format(owners[name], host, name))
+                raise LLMError('hosts "{0}" and "{1}" both have a replica "{2}"'.format(owners[name], host, name))
             owners[name] = host
             servers.append(
                 {
@@ -177,6 +177,37 @@ def loaded_identity(info: dict[str, str]) -> str:
     return words[-1] if words else ""
 
 
+def binds(text: str) -> list[tuple[str, int]]:
+    """Return the addresses and ports that a file binds, each once; ``*`` is every address."""
+    found = []
+    for line in text.splitlines():
+        match = re.match(r"^\s+bind\s+(\S+):(\d+)(?:\s|$)", line)
+        if match:
+            item = (match.group(1).strip("[]"), int(match.group(2)))
+            if item not in found:
+                found.append(item)
+    return found
+
+
+def require_bindable(wanted: list[tuple[str, int]]) -> None:
+    """Raise an error that names the first address and port this host cannot bind.
+
+    ``haproxy -c`` does not try. A reload that fails there makes the running worker refuse connections for a while.
+    """
+    for address, port in wanted:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        door = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            door.bind(("" if address == "*" else address, port))
+        except (OSError, OverflowError) as exc:
+            raise LLMError(
+                "the gateway cannot bind {0}:{1}: {2}. Nothing was changed".format(address, port, getattr(exc, "strerror", None) or exc)
+            ) from exc
+        finally:
+            door.close()
+
+
 def map_paths(text: str) -> list[str]:
     """Return the map files that a rendered file names, each once."""
     found: list[str] = []
@@ -199,7 +230,7 @@ def validation_error(output: str, checked: str, path: str) -> str:
         if not re.match(r"(?:Error\(s\) found|Fatal errors found)", words):
             alerts.append(words)
     if alerts:
-        return alerts[0]
+        return alerts[0].rstrip(".")
     last = [line for line in output.strip().splitlines() if line.strip()]
     return last[-1].replace(checked, path) if last else "haproxy gave no reason"
 
@@ -216,7 +247,7 @@ def nofile_hard(text: str) -> int:
                 return 2**31 - 1
             if hard.isdigit():
                 return int(hard)
-    raise UnknownOutput("/proc/<pid>/limits has no readable line \"Max open files\"")
+    raise UnknownOutput('/proc/<pid>/limits has no readable line "Max open files"')
 
 
 def maxconn_for(nofile: int, servers: int, ceiling: int) -> int:
@@ -261,7 +292,7 @@ def parse_stat(text: str) -> list[dict[str, str]]:
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines or not lines[0].startswith("# pxname,svname,"):
         raise UnknownOutput('haproxy answered "show stat" with something unknown: {0!r}'.format(text[:80]))
-    names = [name for name in lines[0][2:].split(",")]
+    names = lines[0][2:].split(",")
     return [dict(zip(names, row)) for row in csv.reader(lines[1:])]
 
 
@@ -386,7 +417,7 @@ def checked_keys(keys: list[dict[str, str]]) -> dict[str, str]:
             )
         if len(key) < 16 or not re.match(r"^[\x21-\x7e]+$", key):
             raise LLMError(
-                'client key "{0}": a key is at least 16 printable characters without blanks; make one with "openssl rand -hex 24"'.format(name)
+                'client key "{0}": a key is at least 16 printable characters without blanks; make one: openssl rand -hex 24'.format(name)
             )
         digest = key_hash(key)
         if digest in found:
@@ -431,9 +462,9 @@ def masked_keys(entries: dict[str, str]) -> str:
 
 
 class AdminSocket:
-    """HAProxy's runtime socket.
+    """HAProxy's runtime socket, or that of its master process.
 
-    One connection per command, as HAProxy closes it after the answer. ``timeout_s`` bounds each command.
+    One connection per command. ``timeout_s`` bounds each command.
     """
 
     def __init__(self, path: str, timeout_s: float = 5.0) -> None:
@@ -447,26 +478,40 @@ class AdminSocket:
         """
         deadline = time.monotonic() + self.timeout_s
         chunks = []
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        door = self._open(deadline)
         try:
-            door.settimeout(self.timeout_s)
-            door.connect(self.path)
             door.sendall(command.encode("utf-8") + b"\n")
+            # The master's socket goes on listening for commands until it hears that there are no more.
+            door.shutdown(socket.SHUT_WR)
             while True:
                 door.settimeout(max(0.01, deadline - time.monotonic()))
                 chunk = door.recv(65536)
                 if not chunk:
                     break
                 chunks.append(chunk)
-        except socket.timeout:
-            raise LLMError("HAProxy did not answer on {0} within {1:g} s".format(self.path, self.timeout_s))
+        except socket.timeout as exc:
+            raise LLMError("HAProxy did not answer on {0} within {1:g} s".format(self.path, self.timeout_s)) from exc
         except OSError as exc:
-            raise LLMError(
-                "HAProxy's socket {0} cannot be used: {1}. Is the gateway running?".format(self.path, exc.strerror or exc)
-            )
+            raise LLMError("HAProxy's socket {0} broke off: {1}".format(self.path, exc.strerror or exc)) from exc
         finally:
             door.close()
         return b"".join(chunks).decode("utf-8", "replace").rstrip("\n")
+
+    def _open(self, deadline: float) -> socket.socket:
+        """Connect; during a reload the master's socket refuses for a moment, which is waited out."""
+        while True:
+            door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                door.settimeout(self.timeout_s)
+                door.connect(self.path)
+                return door
+            except OSError as exc:
+                door.close()
+                if not isinstance(exc, ConnectionRefusedError) or time.monotonic() > deadline:
+                    raise LLMError(
+                        "HAProxy's socket {0} cannot be used: {1}. Is the gateway running?".format(self.path, exc.strerror or exc)
+                    ) from exc
+            time.sleep(0.05)
 
     def order(self, command: str, about: str) -> None:
         """Send a command whose success is silence; ``about`` names it in the error."""
@@ -534,7 +579,7 @@ def running(path: str) -> dict[str, str] | None:
     except (ConnectionRefusedError, FileNotFoundError):
         return None
     except OSError as exc:
-        raise LLMError("HAProxy's socket {0} cannot be used: {1}".format(path, exc))
+        raise LLMError("HAProxy's socket {0} cannot be used: {1}".format(path, exc)) from exc
     finally:
         probe.close()
     return AdminSocket(path).info()

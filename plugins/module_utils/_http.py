@@ -16,6 +16,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
 
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
@@ -175,7 +176,7 @@ class Stream:
     def _over(self) -> HttpError:
         return HttpError(TOTAL_TIMEOUT, self.url, "the answer was not complete after {0:g} s".format(self._deadlines.total_s))
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[tuple[float, bytes]]:
         chunked = "chunked" in self._response.headers.get("Transfer-Encoding", "").lower()
         # Without chunks a larger read would wait for its buffer to fill and spoil every time stamp.
         size = None if chunked else 1
@@ -219,7 +220,9 @@ def _translate(exc: Exception, url: str, deadlines: Deadlines) -> HttpError:
         return HttpError(CONNECT_TIMEOUT, url, "no connection after {0:g} s".format(deadlines.connect_s))
     if any(isinstance(item, ConnectionRefusedError) for item in chain):
         return HttpError(REFUSED, url, "connection refused: nothing listens there")
-    if isinstance(exc, requests.exceptions.ReadTimeout) or any("ReadTimeout" in name or name in ("timeout", "TimeoutError") for name in names):
+    if isinstance(exc, requests.exceptions.ReadTimeout) or any(
+        "ReadTimeout" in name or name in ("timeout", "TimeoutError") for name in names
+    ):
         return HttpError(SILENT, url, "connected, then no byte for {0:g} s".format(deadlines.silence_s))
     closed = ("RemoteDisconnected", "IncompleteRead", "InvalidChunkLength", "ProtocolError", "ConnectionResetError", "BrokenPipeError")
     if any(name in closed for name in names):
@@ -256,7 +259,9 @@ def open_stream(method: str, url: str, key: str = "", body: object = None, deadl
             timeout=(min(deadlines.connect_s, deadlines.total_s), silence),
         )
     except (requests.RequestException, OSError) as exc:
-        raise _translate(exc, url, deadlines if deadlines.silence_s <= deadlines.total_s else dataclasses.replace(deadlines, silence_s=silence)) from None
+        raise _translate(
+            exc, url, deadlines if deadlines.silence_s <= deadlines.total_s else dataclasses.replace(deadlines, silence_s=silence)
+        ) from None
     return Stream(url, response, sent_at, deadlines)
 
 

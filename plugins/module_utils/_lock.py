@@ -184,6 +184,8 @@ def _decide(holder: dict, record: dict, now: float, host_boot: str, takeover: bo
     if not holder:
         return Outcome(True, record, "lock taken")
     if holder["run_id"] == record["run_id"]:
+        # A run began when it first took the lock.
+        record["started"] = holder["started"]
         return Outcome(True, record, "lock renewed")
     why = staleness(holder, now, host_boot, dead_run_id)
     if why or takeover:
@@ -194,13 +196,13 @@ def _decide(holder: dict, record: dict, now: float, host_boot: str, takeover: bo
 def release(path: str, owner: dict, takeover: bool = False, look_only: bool = False) -> Outcome:
     """Give the lock back. Another run's lock stays, unless ``takeover`` is given.
 
-    Raises LLMError when the lock file cannot be read or removed.
+    With ``look_only`` nothing is removed. Raises LLMError when the lock file cannot be read or removed.
     """
     directory = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(directory):
         return Outcome(False, {}, "there was no lock")
     try:
-        with guard(directory) if not look_only else contextlib.suppress():
+        with guard(directory):
             holder = read(path)
             if not holder:
                 return Outcome(False, {}, "there was no lock")

@@ -11,6 +11,7 @@ lower-case hex. The marker remembers which files were hashed, so that an unchang
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -210,7 +211,9 @@ def _cheap(root: str, entry: Entry) -> FileResult:
         wrong.detail = "expected {0} bytes, found {1}".format(entry.size, status.st_size)
         if status.st_size == 0:
             wrong.verdict = EMPTY
-            wrong.detail = "expected {0} bytes, found an empty file (sha256 {1}): the download wrote nothing".format(entry.size, EMPTY_SHA256)
+            wrong.detail = "expected {0} bytes, found an empty file (sha256 {1}): the download wrote nothing".format(
+                entry.size, EMPTY_SHA256
+            )
             return wrong
         try:
             known = sniff(_head(path))
@@ -309,6 +312,15 @@ def read_marker(path: str, root: str, identity: str) -> dict:
     return {"files": files, "structure": structure}
 
 
+def make_folder(path: str) -> None:
+    """Make a directory and its parents, 0755 whatever the umask says: a replica's user must be able to look inside."""
+    if path and not os.path.isdir(path):
+        make_folder(os.path.dirname(path))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o755)
+            os.chmod(path, 0o755)
+
+
 def marker_root(path: str) -> str | None:
     """The directory a marker is about, or None when the file is none of our markers."""
     try:
@@ -332,7 +344,7 @@ def write_marker(path: str, root: str, identity: str, results: list[FileResult],
     }
     folder = os.path.dirname(path)
     try:
-        os.makedirs(folder, mode=0o755, exist_ok=True)
+        make_folder(folder)
         number, temporary = tempfile.mkstemp(prefix=".marker-", dir=folder)
         try:
             with os.fdopen(number, "w", encoding="utf-8") as handle:

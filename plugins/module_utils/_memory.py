@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+
 
 @dataclasses.dataclass
 class Fit:
@@ -38,10 +40,19 @@ class Fit:
 
 
 def weights_mib(variant: dict[str, Any]) -> int:
-    """Size of a weights variant in MiB: its stated ``size_mib``, else the sum of its files."""
+    """Size of a weights variant in MiB: its stated ``size_mib``, else the sum of its files.
+
+    Raises LLMError when there is neither: weights of unknown size fit nowhere.
+    """
     if variant.get("size_mib"):
         return int(variant["size_mib"])
-    return -(-sum(int(item["size"]) for item in variant.get("files", [])) // 2**20)
+    if not variant.get("files"):
+        raise LLMError(
+            "weights '{0}' state neither 'size_mib' nor 'files' in their recipe, so nobody can say whether they fit".format(
+                variant.get("name", "")
+            )
+        )
+    return -(-sum(int(item["size"]) for item in variant["files"]) // 2**20)
 
 
 def fit(card_mib: int, share: float, variant: dict[str, Any], memory: dict[str, Any], max_model_len: int, tensor_parallel: int) -> Fit:

@@ -37,6 +37,10 @@ REFUSED_ENVIRONMENT = {
 }
 
 
+#: What a plan needs to know of each card.
+CARD_KEYS = ("id", "index", "health", "memory_total_mib")
+
+
 @dataclasses.dataclass
 class PlanInput:
     """What the plan is made from.
@@ -88,6 +92,22 @@ class PlanInput:
     allow_degraded: bool = False
 
 
+def setting_number(settings: dict[str, Any], name: str, kind: Any, lowest: float, highest: float = float("inf")) -> Any:
+    """Read one setting as a number of type ``kind`` (int or float) within bounds, in the setting's own unit.
+
+    Raises LLMError naming the setting.
+    """
+    value = settings.get(name)
+    try:
+        result = kind(value)
+    except (TypeError, ValueError):
+        result = None
+    if result is None or isinstance(value, bool) or not lowest <= result <= highest:
+        bounds = "{0} or more".format(lowest) if highest == float("inf") else "from {0} to {1}".format(lowest, highest)
+        raise LLMError("setting '{0}' must be a number, {1}, found {2!r} (recipe or variable llm_settings)".format(name, bounds, value))
+    return result
+
+
 def choose_enhancements(recipe: dict[str, Any], wanted: dict[str, bool], allowed: list[str]) -> tuple[list[dict[str, str]], dict[str, Any]]:
     """Decide which enhancements are on.
 
@@ -100,8 +120,12 @@ def choose_enhancements(recipe: dict[str, Any], wanted: dict[str, bool], allowed
     for name in wanted:
         if name not in known:
             raise LLMError(
-                "unknown enhancement '{0}' (variable llm_enhancements) for model '{1}': {2}".format(name, recipe["name"], nearest(name, list(known)))
+                "unknown enhancement '{0}' (variable llm_enhancements) for model '{1}': {2}".format(
+                    name, recipe["name"], nearest(name, list(known))
+                )
             )
+        if not isinstance(wanted[name], bool):
+            raise LLMError("enhancement '{0}' (variable llm_enhancements) must be true or false, found {1!r}".format(name, wanted[name]))
     on = {name: bool(wanted.get(name, item.get("default", False))) for name, item in known.items()}
     reasons = {name: "asked for" if name in wanted else "the recipe's default" for name in known}
     for rule in recipe.get("forbidden", []):
@@ -116,11 +140,13 @@ def choose_enhancements(recipe: dict[str, Any], wanted: dict[str, bool], allowed
             continue
         if all(wanted.get(name, False) for name in pair):
             raise LLMError(
-                "{0}. Switch one off in llm_enhancements, or allow the pair with llm_allow_forbidden: [{1}] and prove it under your own load".format(why, label)
+                "{0}. Switch one off in llm_enhancements, or allow the pair with llm_allow_forbidden: [{1}] and prove it under your own load".format(
+                    why, label
+                )
             )
         gives_up = rule["give_up"]
         if wanted.get(gives_up, False):
-            gives_up = next(name for name in pair if name != gives_up)
+            gives_up = next(name for name in pair if not wanted.get(name, False))
         on[gives_up] = False
         reasons[gives_up] = why
     settings: dict[str, Any] = {}
@@ -135,8 +161,18 @@ def group_cards(
     """Put cards into groups of ``size`` by index, so that one dead card never renumbers the others.
 
     Returns ``(group number, cards)`` pairs and the cards left out, each with its reason.
-    Raises LLMError when a card is not healthy and degraded plans were not asked for.
+    Raises LLMError when a card is not healthy and degraded plans were not asked for, and when cards are not described well enough.
     """
+    for card in cards:
+        missing = [key for key in CARD_KEYS if card.get(key) is None]
+        if missing:
+            who = card.get("id", card)
+            raise LLMError("card {0} lacks {1}; see accelerator_recorded, or read the cards anew".format(who, ", ".join(missing)))
+    for key in ("id", "index"):
+        values = [card[key] for card in cards]
+        twice = sorted({str(value) for value in values if values.count(value) > 1})
+        if twice:
+            raise LLMError("several cards have the {0} {1}; each has its own".format(key, ", ".join(twice)))
     left_out: list[dict[str, str]] = []
     groups: dict[int, list[dict[str, Any]]] = {}
     for card in sorted(cards, key=lambda item: item["index"]):
@@ -183,12 +219,16 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
     if key["kind"] == "argument":
         words["api_key_file"] = KEY_TARGET
         command = spell(engine, words)
+    elif key["kind"] != "environment":
+        raise LLMError("engine '{0}': its key has the unknown kind '{1}'; Known: argument, environment".format(engine["name"], key["kind"]))
     else:
         script = '{0}="$(cat {1})" && export {0} && exec "$@"'.format(key["name"], KEY_TARGET)
         entrypoint = ["/bin/sh", "-c", script, "engine"]
         command = list(key["command"]) + spell(engine, words)
 
-    environment = merge(merge(merge(BASE_ENVIRONMENT, engine.get("environment", {})), needs.get("environment", {})), data.environment)
+    cpuset = ",".join(sorted({card["cpuset"] for card in members if card.get("cpuset")}))
+    own_environment = {name: template.replace("{cpuset}", cpuset) for name, template in needs.get("environment_per_card", {}).items()}
+    environment = merge(merge(merge(merge(BASE_ENVIRONMENT, engine.get("environment", {})), needs.get("environment", {})), own_environment), data.environment)
     for name, why in REFUSED_ENVIRONMENT.items():
         if name in environment:
             raise LLMError("environment variable {0} is refused: {1}".format(name, why))
@@ -199,7 +239,9 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
         for kind in needs.get("devices_per_card", []):
             path = card.get("devices", {}).get(kind)
             if not path:
-                raise LLMError("card {0} ({1}) of host {2} has no known '{3}' device node".format(card["index"], card["id"], data.host, kind))
+                raise LLMError(
+                    "card {0} ({1}) of host {2} has no known '{3}' device node".format(card["index"], card["id"], data.host, kind)
+                )
             own.append(path)
     devices = shared + own
     spec = {
@@ -207,17 +249,22 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
         "image": data.image,
         "entrypoint": entrypoint,
         "command": command,
-        "environment": {name: str(value) for name, value in sorted(environment.items())},
+        "environment": {name: str(value) for name, value in sorted(environment.items()) if value is not None},
         "mounts": [
             {"source": data.weights_path, "target": WEIGHTS_TARGET, "read_only": True},
-            {"source": "{0}/c{1}".format(data.cache_dir, members[0]["index"]), "target": CACHE_TARGET, "read_only": False, "owner": data.uid},
+            {
+                "source": "{0}/c{1}".format(data.cache_dir, members[0]["index"]),
+                "target": CACHE_TARGET,
+                "read_only": False,
+                "owner": data.uid,
+            },
             {"source": data.key_file, "target": KEY_TARGET, "read_only": True},
         ]
         + needs.get("mounts", []),
         "devices": devices,
         "own_devices": own,
         "groups": sorted({data.device_nodes[path] for path in devices if path in data.device_nodes}),
-        "cpuset": ",".join(sorted({card["cpuset"] for card in members if card.get("cpuset")})),
+        "cpuset": cpuset,
         "memory_mib": sum(card["memory_total_mib"] for card in members) if needs.get("limit_memory") else 0,
         "shm_mib": needs["shm_mib"],
         "pids_limit": needs["pids_limit"],
@@ -250,15 +297,17 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
     recipe, platform = catalog["model"], catalog["platform"]
     enhancements, extra = choose_enhancements(recipe, data.enhancements, data.allow_forbidden)
     settings = merge(merge(catalog["settings"], extra), data.settings)
-    size = int(settings.get("tensor_parallel_size", 1))
+    size = setting_number(dict({"tensor_parallel_size": 1}, **settings), "tensor_parallel_size", int, 1)
     groups, left_out = group_cards(data.cards, size, data.allow_degraded)
     if data.count and len(groups) > data.count:
-        for number, members in groups[data.count :]:
+        for _number, members in groups[data.count :]:
             left_out += [{"card": card["id"], "reason": "replica_count is {0}".format(data.count)} for card in members]
         groups = groups[: data.count]
 
-    share = float(settings.get("gpu_memory_utilization") or platform["card"]["memory_share"])
-    max_model_len, max_num_seqs = int(settings["max_model_len"]), int(settings["max_num_seqs"])
+    share = platform["card"]["memory_share"]
+    if settings.get("gpu_memory_utilization") is not None:
+        share = setting_number(settings, "gpu_memory_utilization", float, 0.01, 1)
+    max_model_len, max_num_seqs = (setting_number(settings, name, int, 1) for name in ("max_model_len", "max_num_seqs"))
     reasons = []
     replicas = []
     for number, members in groups:
@@ -297,7 +346,9 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
         )
         reasons.append("{0}: {1}".format(spec["name"], figures.line(max_model_len)))
         if figures.concurrency < max_num_seqs:
-            reasons.append("{0}: {1} sequences of full length do not fit at once; more wait in the engine".format(spec["name"], max_num_seqs))
+            reasons.append(
+                "{0}: {1} sequences of full length do not fit at once; more wait in the engine".format(spec["name"], max_num_seqs)
+            )
     if len(replicas) < max(1, data.min_count):
         raise LLMError(
             "host {0} can run {1} of the {2} replicas asked for as the fewest ({3} cards, {4} per replica){5}".format(

@@ -78,6 +78,9 @@ def probe(options: dict[str, Any]) -> Accelerators:
         options: ``cards`` (how many to play) and ``card_memory_mib`` (MiB each).
     Raises LLMError when memory does not hold a single card, or a figure cannot be read.
     """
+    for name in ("cards", "card_memory_mib"):
+        if int(options[name]) < 1:
+            raise LLMError("accelerator_cpu_{0} must be 1 or more, found {1}".format(name, options[name]))
     cores = sorted(os.sched_getaffinity(0))
     with open("/proc/meminfo", encoding="ascii") as handle:
         total = parse_memory_total_mib(handle.read())
@@ -87,7 +90,10 @@ def probe(options: dict[str, Any]) -> Accelerators:
             "this host has {0} MiB of memory; one card of {1} MiB and {2} MiB for the host itself do not fit. "
             "Lower accelerator_cpu_card_memory_mib or add memory".format(total, options["card_memory_mib"], HOST_RESERVE_MIB)
         )
-    held = _containers_by_card()
+    try:
+        held = _containers_by_card()
+    except _docker.ENGINE_ERRORS as exc:
+        raise LLMError("the container engine does not say what it runs: {0}".format(exc)) from exc
     try:
         began = time.monotonic()
         before = {card.id: _cpu_seconds(held.get(card.id, [])) for card in cards}

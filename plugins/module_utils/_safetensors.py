@@ -89,7 +89,9 @@ def read_header(handle: IO[bytes], size: int, label: str) -> list[Tensor]:
         raise LLMError("{0}: truncated: {1} bytes, not even a header length; fetch it again".format(label, size))
     length = struct.unpack("<Q", first)[0]
     if length > MAX_HEADER:
-        raise LLMError("{0}: is no safetensors file or damaged: header length {1}, the limit is {2} bytes".format(label, length, MAX_HEADER))
+        raise LLMError(
+            "{0}: is no safetensors file or damaged: header length {1}, the limit is {2} bytes".format(label, length, MAX_HEADER)
+        )
     if 8 + length > size:
         raise LLMError("{0}: truncated: the header alone needs {1} bytes, the file has {2}; fetch it again".format(label, 8 + length, size))
     raw = handle.read(length)
@@ -188,5 +190,9 @@ def check_index(weight_map: dict[str, str], shards: dict[str, list[str]], label:
             lines.append("{0}: {1} tensors are not in shard {2}, first {3!r}".format(label, len(absent), shard, absent[0]))
         unnamed = sorted(set(shards[shard]) - wanted[shard])
         if unnamed:
-            lines.append("{0}: shard {1} holds {2} tensors the index does not place there, first {3!r}".format(label, shard, len(unnamed), unnamed[0]))
+            lines.append(
+                "{0}: shard {1} holds {2} tensors the index does not place there, first {3!r}".format(
+                    label, shard, len(unnamed), unnamed[0]
+                )
+            )
     return lines

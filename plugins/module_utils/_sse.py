@@ -129,6 +129,8 @@ def parse(at: float, data: str) -> Event:
     """Read the data of one event. Never raises: what can't be understood becomes a ``malformed`` event."""
     if data.strip() == "[DONE]":
         return Event(at, frozenset((DONE,)))
+    if not data.strip():
+        return Event(at, frozenset())
     try:
         body = json.loads(data)
     except ValueError:

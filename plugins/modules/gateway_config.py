@@ -12,10 +12,10 @@ version_added: "0.1.0"
 description:
   - Validates the configuration with C(haproxy -c) before anything is replaced, keeps the file before as C(<path>.previous), and
     starts or reloads the gateway.
-  - A reload keeps the administrative state of each server (drain, maintenance) and the result of its health checks. The states are compared
-    afterwards, and those that were lost are set again.
-  - A file that differs only in which servers are C(disabled) is written without a reload; M(ironserve.llm.gateway_servers) brings such a difference
-    to the running gateway.
+  - A reload keeps the administrative state of each server (drain, maintenance) and the result of its health checks. The states
+    are compared afterwards, and those that were lost are set again.
+  - A file that differs only in which servers are C(disabled) is written without a reload;
+    M(ironserve.llm.gateway_servers) brings such a difference to the running gateway.
   - The running gateway says which file it has loaded, so a run that was killed between writing and reloading is made good by the next one.
   - When the gateway does not come up with the new file, the file before is put back and the old process goes on serving.
 author:
@@ -26,6 +26,7 @@ attributes:
     description: Validates too, as far as HAProxy is installed.
   diff_mode:
     support: full
+    description: Shows the configuration, which holds no secret.
 options:
   config:
     description: The text of the configuration. It holds V(@CONFIG_ID@) at the end of the C(description) line of its C(global) section.
@@ -91,7 +92,9 @@ config_id:
   returned: success
   type: str
 validated:
-  description: Whether HAProxy found the configuration valid. False where it is not installed yet, in check mode, and where nothing was to be done.
+  description:
+    - Whether HAProxy found the configuration valid.
+    - False where nothing was to be done, and in check mode where HAProxy is not installed yet.
   returned: success
   type: bool
 restored:
@@ -106,6 +109,7 @@ import tempfile
 import time
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
@@ -118,7 +122,7 @@ def read(path: str) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as exc:
-        raise LLMError("{0} cannot be read: {1}".format(path, exc.strerror))
+        raise LLMError("{0} cannot be read: {1}".format(path, exc.strerror)) from exc
 
 
 def disabled(text: str | None, backend: str) -> set[str]:
@@ -173,7 +177,7 @@ class Config:
                 os.fsync(sink.fileno())
             os.rename(partial, self.path)
         except OSError as exc:
-            raise LLMError("{0} cannot be written: {1}".format(self.path, exc.strerror))
+            raise LLMError("{0} cannot be written: {1}".format(self.path, exc.strerror)) from exc
 
     def service(self, verb: str) -> None:
         """Call the service by the way this host has."""
@@ -225,11 +229,16 @@ class Config:
         self.write(self.before, keep=False)
         info = _haproxy.running(self.options["socket"])
         if info is not None and _haproxy.loaded_identity(info) != self.identity:
-            raise LLMError("{0}. The file before was put back and is still in force".format(fault))
+            raise LLMError(
+                "{0}: HAProxy finds it valid and cannot start with it. Look at the addresses and ports it binds and at the limit of"
+                " open files. The file before was put back and is still in force".format(fault)
+            )
         try:
             self.service("reload" if info is not None else "start")
         except LLMError as second:
-            raise LLMError("{0}. The file before was put back, but the gateway does not run with it either: {1}".format(fault, second))
+            raise LLMError(
+                "{0}. The file before was put back, but the gateway does not run with it either: {1}".format(fault, second)
+            ) from second
         raise LLMError("{0}. The file before was put back and is in force again".format(fault))
 
     def run(self) -> dict[str, object]:
@@ -265,6 +274,10 @@ class Config:
             result["validated"] = True
         elif not self.module.check_mode:
             raise LLMError("{0} is not installed".format(self.options["haproxy"]))
+        if verb != "restart":
+            # What the running gateway has bound stays bound over a reload.
+            bound = _haproxy.binds(self.before or "") if info is not None else []
+            _haproxy.require_bindable([item for item in _haproxy.binds(self.text) if item not in bound])
         if self.module.check_mode:
             return result
         if differs:

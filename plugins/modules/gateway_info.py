@@ -132,6 +132,7 @@ import re
 import sys
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, UnknownOutput
 
@@ -144,7 +145,7 @@ def read(path: str) -> str:
     except (FileNotFoundError, ProcessLookupError):
         return ""
     except OSError as exc:
-        raise LLMError("{0} cannot be read: {1}".format(path, exc.strerror))
+        raise LLMError("{0} cannot be read: {1}".format(path, exc.strerror)) from exc
 
 
 def service_manager() -> str:

@@ -18,6 +18,7 @@ author:
 attributes:
   check_mode:
     support: full
+    description: Makes no key and tells the gateway nothing.
   diff_mode:
     support: full
     description: Shows names and the first six digits of each hash, never a key.
@@ -111,6 +112,7 @@ import secrets
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
@@ -126,7 +128,7 @@ def read(path: str) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as exc:
-        raise LLMError("{0} cannot be read: {1}".format(path, exc))
+        raise LLMError("{0} cannot be read: {1}".format(path, exc)) from exc
 
 
 def mode_is_private(path: str) -> bool:
@@ -144,7 +146,7 @@ def write(path: str, text: str) -> None:
             os.fsync(sink.fileno())
         os.rename(partial, path)
     except OSError as exc:
-        raise LLMError("{0} cannot be written: {1}".format(path, exc.strerror))
+        raise LLMError("{0} cannot be written: {1}".format(path, exc.strerror)) from exc
 
 
 def one_key(path: str, text: str) -> str:

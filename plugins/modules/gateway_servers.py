@@ -11,7 +11,8 @@ short_description: Drain replicas out of the running gateway and let them back i
 version_added: "0.1.0"
 description:
   - Sets the administrative state of servers through HAProxy's runtime socket. Nothing is reloaded and no open request is cut.
-  - A drain waits for open requests at most O(wait_s) seconds, then goes on to maintenance and reports how many are still open. It never waits longer.
+  - A drain waits for open requests at most O(wait_s) seconds, then goes on to maintenance and reports how many are still open.
+    It never waits longer.
 author:
   - ironserve.llm contributors (@ironserve)
 attributes:
@@ -20,6 +21,7 @@ attributes:
     description: Does not wait.
   diff_mode:
     support: full
+    description: Shows the states before and after.
 options:
   socket:
     description: The gateway's runtime socket.
@@ -57,6 +59,13 @@ options:
     description: How long drains may wait for open requests, in seconds, all servers together.
     type: float
     default: 600
+  missing:
+    description:
+      - What to do about a gateway that does not run and about servers it does not know.
+      - V(ignore) passes over them. A replica that is no server yet takes no traffic.
+    type: str
+    choices: [fail, ignore]
+    default: fail
 """
 
 EXAMPLES = r"""
@@ -110,6 +119,7 @@ waited_s:
 import time
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
@@ -119,14 +129,19 @@ RESTS_IN = {_haproxy.READY: _haproxy.READY, _haproxy.DRAIN: _haproxy.MAINT, _hap
 
 def run(options: dict[str, object], check: bool) -> dict[str, object]:
     """Bring the servers to their states and return the module's result."""
-    door = _haproxy.AdminSocket(options["socket"])
     backend = options["backend"]
+    lenient = options["missing"] == "ignore"
+    if lenient and _haproxy.running(options["socket"]) is None:
+        return {"changed": False, "servers": [], "open_sessions": 0, "waited_s": 0.0}
+    door = _haproxy.AdminSocket(options["socket"])
     wanted = {}
     for item in options["servers"]:
         if wanted.get(item["name"], item["state"]) != item["state"]:
             raise LLMError('server "{0}" is asked to be both {1} and {2}'.format(item["name"], wanted[item["name"]], item["state"]))
         wanted[item["name"]] = item["state"]
     before = door.servers(backend)
+    if lenient:
+        wanted = {name: state for name, state in wanted.items() if name in before}
     for name in wanted:
         _haproxy.require_server(name, before, backend)
     differing = [name for name, state in wanted.items() if before[name].admin != RESTS_IN[state]]
@@ -196,6 +211,7 @@ def main() -> None:
                 },
             },
             "wait_s": {"type": "float", "default": 600},
+            "missing": {"type": "str", "choices": ["fail", "ignore"], "default": "fail"},
         },
         supports_check_mode=True,
     )

@@ -71,6 +71,12 @@ orphans:
   returned: success
   type: list
   elements: str
+predecessors:
+  description:
+    - Names of containers that still have a predecessor beside them. Their last change was neither committed nor reverted.
+  returned: success
+  type: list
+  elements: str
 """
 
 import concurrent.futures
@@ -85,7 +91,7 @@ from ansible_collections.ironserve.llm.plugins.module_utils import _containers, 
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 
-def busy_port(address: str, port: int) -> str:
+def busy_port(client: Any, address: str, port: int) -> str:
     """Say who holds a port that cannot be bound, or nothing when it is free."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -98,7 +104,20 @@ def busy_port(address: str, port: int) -> str:
     if not listeners:
         return reason
     owners = _ports.socket_owners({item.inode for item in listeners})
-    return _ports.describe(_ports.port_report([port], listeners, owners, {}, [])[0])
+    return _ports.describe(_ports.port_report([port], listeners, owners, _ports.container_ports(client.containers()), [])[0])
+
+
+def refuse_busy_port(client: Any, spec: dict[str, Any]) -> None:
+    """Raise LLMError, naming the holder, when the replica's port cannot be bound."""
+    held = busy_port(client, spec["publish"]["address"], spec["publish"]["port"])
+    if held:
+        raise LLMError("{0}. Free the port, or choose others with replica_port_base".format(held))
+
+
+def holds_port(inspected: dict[str, Any] | None, port: int) -> bool:
+    """Whether a container publishes the host's ``port``."""
+    bindings = (inspected or {}).get("HostConfig", {}).get("PortBindings") or {}
+    return any(item["HostPort"] == str(port) for items in bindings.values() for item in items or [])
 
 
 def make_cache_dirs(spec: dict[str, Any], below: str) -> None:
@@ -121,16 +140,21 @@ def apply(client: Any, spec: dict[str, Any], action: str, cache_dir: str) -> Non
     grace = int(spec["stop_timeout_s"])
     if action in (_containers.CREATE, _containers.REPLACE):
         make_cache_dirs(spec, cache_dir)
+        predecessor = _docker.inspect(client, previous)
+        # A port that somebody else holds must be known before anything is stopped.
+        if not any(holds_port(item, spec["publish"]["port"]) for item in (_docker.inspect(client, name), predecessor)):
+            refuse_busy_port(client, spec)
+        if predecessor:
+            # It runs when a revert was interrupted.
+            _docker.stop(client, previous, grace)
         if action == _containers.REPLACE:
             _docker.stop(client, name, grace)
             # With a predecessor at hand the present container was never proven, and the predecessor was.
-            if _docker.inspect(client, previous):
+            if predecessor:
                 _docker.remove(client, name)
             else:
                 client.rename(name, previous)
-        held = busy_port(spec["publish"]["address"], spec["publish"]["port"])
-        if held:
-            raise LLMError("{0}: {1}. Free the port, or choose others with replica_port_base".format(name, held))
+        refuse_busy_port(client, spec)
         _docker.create(client, spec)
     elif action == _containers.START:
         client.start(name)
@@ -140,8 +164,9 @@ def apply(client: Any, spec: dict[str, Any], action: str, cache_dir: str) -> Non
         if _docker.inspect(client, name):
             _docker.stop(client, name, grace)
             _docker.remove(client, name)
+        # Renamed last: until then a repeated run knows that something is to come back.
+        client.start(previous)
         client.rename(previous, name)
-        client.start(name)
     elif action == _containers.COMMIT:
         _docker.remove(client, previous)
     elif action == _containers.REMOVE:
@@ -153,7 +178,10 @@ def apply(client: Any, spec: dict[str, Any], action: str, cache_dir: str) -> Non
 
 def run(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
     """Decide for every container, then act on those that need it, side by side."""
-    specs, state = params["specs"], params["state"]
+    state = params["state"]
+    # A predecessor named on its own, as an orphan is, goes with its successor: two jobs must not remove one container.
+    successors = {spec["name"] + _containers.PREVIOUS_SUFFIX for spec in params["specs"]}
+    specs = [spec for spec in params["specs"] if spec["name"] not in successors]
     try:
         client = _docker.connect(params["socket"])
     except _docker.EngineAbsent:
@@ -161,11 +189,12 @@ def run(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
         if not (check_mode or state == "absent"):
             raise
         client = None
-    decisions = []
+    decisions, predecessors = [], []
     for spec in specs:
         current = _docker.inspect(client, spec["name"]) if client else None
         previous = _docker.inspect(client, spec["name"] + _containers.PREVIOUS_SUFFIX) if client else None
         decisions.append(_containers.decide(state, spec, current, previous))
+        predecessors += [spec["name"]] if previous else []
     acting = [(spec, choice.action) for spec, choice in zip(specs, decisions) if choice.action != _containers.KEEP]
     names = {spec["name"] for spec in specs}
     ours = names | {name + _containers.PREVIOUS_SUFFIX for name in names}
@@ -179,7 +208,10 @@ def run(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
         if state == "present" and acting:
             _docker.ensure_network(client, specs[0]["network"])
         with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, len(acting))) as pool:
-            jobs = {pool.submit(apply, _docker.connect(params["socket"]), spec, action, params["cache_dir"]): spec["name"] for spec, action in acting}
+            jobs = {
+                pool.submit(apply, _docker.connect(params["socket"]), spec, action, params["cache_dir"]): spec["name"]
+                for spec, action in acting
+            }
         errors = ["{0}: {1}".format(name, job.exception()) for job, name in jobs.items() if job.exception()]
         if errors:
             raise LLMError("; ".join(errors))
@@ -190,6 +222,7 @@ def run(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
         "changed": bool(acting),
         "actions": [{"name": item.name, "action": item.action, "reason": item.reason} for item in decisions],
         "orphans": [name for name in _docker.replica_names(client) if name not in ours] if client else [],
+        "predecessors": predecessors,
         "diff": [
             {
                 "before_header": item.name,

@@ -94,6 +94,7 @@ msg:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.ironserve.llm.plugins.module_utils import _lock
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 

@@ -169,6 +169,7 @@ free_bytes:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.ironserve.llm.plugins.module_utils import _manifest, _weights
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 

@@ -35,22 +35,25 @@ ensure_venv_module() {
   package=$("$1" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
   command -v apt-get >/dev/null || die "$1 cannot make virtual environments: its module ensurepip is missing. Install the package that carries it and run again."
   say "$1 has no ensurepip: installing $package (it stays after make down)"
-  as_root sh -c "apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $package" >&2 \
+  as_root sh -c "apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o=Dpkg::Use-Pty=0 --no-install-recommends $package" >&2 \
     || die "$package could not be installed (see above). Run: apt-get install $package   as root, then again."
 }
 
 python=$(find_python) || exit 1
 # An environment without a working interpreter, or made where the checkout used to be, is not worth repairing.
-if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1 || ! grep -qsF "$VENV" "$VENV/bin/activate"; then
+# Neither is one in which an installation was cut off: pip takes half a package for a whole one.
+if [ -e "$VENV/.installing" ] || ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1 || ! grep -qsF "$VENV" "$VENV/bin/activate"; then
   ensure_venv_module "$python"
   say "making $VENV with $("$python" --version)"
   rm -rf "$VENV"
   "$python" -m venv "$VENV"
 fi
 rm -f "$stamp"
+touch "$VENV/.installing"
 say "installing ${files[*]} into .venv (once)"
 arguments=()
 for file in "${files[@]}"; do arguments+=(-r "$file"); done
 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "${arguments[@]}" \
   || die "the packages of ${files[*]} could not be installed (see above). A package index or a mirror of it must be reachable; set PIP_INDEX_URL for a mirror, then run again."
+rm "$VENV/.installing"
 printf '%s\n' "$want" >"$stamp"

@@ -7,6 +7,8 @@ ROOT=$PWD
 VENV=$ROOT/.venv
 CACHE=$ROOT/.cache
 mkdir -p "$CACHE"
+# A checkout that belongs to somebody else (a mount, a build user) is still this checkout; git wants to be told.
+export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
 
 say() { printf '==> %s\n' "$*" >&2; }
 die() { printf 'ironserve: %s\n' "$*" >&2; exit 1; }

@@ -86,11 +86,14 @@ mkdir -p "$scratch"
   "$VENV/bin/ansible-galaxy" collection install "$artifact" --no-deps --offline -p "$scratch" >"$CACHE/install.log" 2>&1 \
     || { cat "$CACHE/install.log"; exit 1; }
   mapfile -t modules < <(cd ansible_collections/ironserve/llm/plugins/modules && ls ./*.py | sed 's|^\./|ironserve.llm.|; s|\.py$||')
-  "$VENV/bin/ansible-doc" -t module "${modules[@]}" >"$scratch/modules.txt"
-  for module in "${modules[@]}"; do
-    grep -q -i "MODULE $module" "$scratch/modules.txt" || { echo "ansible-doc does not show $module"; exit 1; }
-  done
+  "$VENV/bin/ansible-doc" --json -t module "${modules[@]}" >"$scratch/modules.json"
+  "$VENV/bin/python" - "$scratch/modules.json" "${modules[@]}" <<'PY'
+import json, sys
+shown = json.load(open(sys.argv[1]))
+missing = [name for name in sys.argv[2:] if not shown.get(name, {}).get("doc")]
+sys.exit("ansible-doc shows no documentation of " + ", ".join(missing) if missing else 0)
+PY
   mapfile -t roles < <(cd ansible_collections/ironserve/llm/roles && ls | sed 's|^|ironserve.llm.|')
-  [ "${#roles[@]}" -eq 0 ] || "$VENV/bin/ansible-doc" -t role "${roles[@]}" >"$scratch/roles.txt"
+  [ "${#roles[@]}" -eq 0 ] || "$VENV/bin/ansible-doc" --json -t role "${roles[@]}" >"$scratch/roles.json"
 ) || status=1
 exit "$status"

@@ -31,3 +31,6 @@ def install_loader() -> None:
 
 
 install_loader()
+# Tests use the fault zoo of tests/faults; the checkout's pyproject.toml says the same, an installed collection has none.
+if str(ROOT / "tests") not in sys.path:
+    sys.path.append(str(ROOT / "tests"))

@@ -30,7 +30,7 @@ FQCN = "ansible_collections.ironserve.llm.plugins.module_utils"
 DOORS = {"requests": "_http.py", "docker": "_docker.py"}
 
 #: Roles that change nothing on a host, and so have nothing to remove.
-LEAVES_NOTHING = ("catalog",)
+LEAVES_NOTHING = ("accelerator", "catalog")
 
 SPDX = "SPDX-License-Identifier: GPL-3.0-or-later"
 
@@ -115,21 +115,30 @@ def defaults_against_specs(role: str, defaults_text: str, specs_text: str) -> li
     return findings
 
 
-def contents_tags(role: str, tasks_text: str) -> list[str]:
+def contents(tasks: list[dict]) -> list[dict]:
+    """The tasks of a list with those of its blocks in place of the blocks."""
+    flat = []
+    for task in tasks:
+        flat += contents(task["block"]) if "block" in task else [task]
+    return flat
+
+
+def contents_tags(role: str, tasks_text: str, roles: tuple[str, ...] = ()) -> list[str]:
     """Findings about ``tasks/main.yml`` as a table of contents: only imports and includes, every one tagged with the role.
 
-    A role as short as its own table of contents (three tasks or fewer, no other task file) may do its work there.
+    A role as short as its own table of contents (three tasks or fewer, no other task file) may do its work there. Besides
+    ``always``, a task may carry the bare name of another role that cannot run without it.
     """
     findings = []
     keys = ("import_tasks", "include_tasks")
-    tasks = yaml.safe_load(tasks_text) or []
+    tasks = contents(yaml.safe_load(tasks_text) or [])
     short = len(tasks) <= 3 and not any("_tasks:" in line for line in tasks_text.splitlines())
     for task in tasks:
         name = task.get("name", "(unnamed)")
         if not short and not any(f"ansible.builtin.{key}" in task for key in keys):
             findings.append(f"{role}: {name}: tasks/main.yml does work itself")
         tags = task.get("tags") or []
-        if role not in tags or any(tag != "always" and tag != role and not tag.startswith(f"{role}_") for tag in tags):
+        if role not in tags or any(tag not in ("always", role, *roles) and not tag.startswith(f"{role}_") for tag in tags):
             findings.append(f"{role}: {name}: tags {tags} are not {role} and {role}_<phase>")
     return findings
 
@@ -301,7 +310,7 @@ def test_role_defaults_equal_its_specs(role: Path) -> None:
 
 @pytest.mark.parametrize("role", ROLES, ids=ids(ROLES))
 def test_role_main_is_a_table_of_contents(role: Path) -> None:
-    assert contents_tags(role.name, (role / "tasks/main.yml").read_text()) == []
+    assert contents_tags(role.name, (role / "tasks/main.yml").read_text(), tuple(other.name for other in ROLES)) == []
 
 
 @pytest.mark.parametrize("path", MODULE_UTILS, ids=ids(MODULE_UTILS))
@@ -414,6 +423,10 @@ def test_rule_contents_fails() -> None:
     good = "- {name: A, ansible.builtin.import_tasks: a.yml, tags: [x, x_a]}\n"
     assert contents_tags("x", good) == []
     assert len(contents_tags("x", good.replace("x_a", "y_a"))) == 1
+    assert len(contents_tags("x", good.replace("x_a", "y"))) == 1
+    assert contents_tags("x", good.replace("x_a", "y"), ("y",)) == []
+    assert contents_tags("x", f"- block:\n  {good}") == []
+    assert len(contents_tags("x", f"- block:\n  {good.replace('x_a', 'y_a')}")) == 1
     assert len(contents_tags("x", good.replace(", tags: [x, x_a]", ""))) == 1
     assert len(contents_tags("x", good + good.replace("import_tasks", "debug"))) == 1
     assert contents_tags("x", good.replace("import_tasks", "debug")) == []

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from gate import garbage, machine
+from gate import action_group, garbage, machine
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,6 +56,11 @@ def test_the_machine_comparison_sees_both_directions() -> None:
 def test_comparing_with_what_was_never_remembered_is_said(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert machine.main("compare", str(tmp_path / "none.json")) == 0
     assert "nothing was remembered" in capsys.readouterr().out
+
+
+def test_the_action_group_is_rewritten_and_nothing_else() -> None:
+    text = 'requires_ansible: ">=2"\naction_groups:\n  llm:\n    - b\n    - gone\nplugin_routing: {}\n'
+    assert action_group.rewritten(text, ["c", "a"]) == text.replace("    - b\n    - gone\n", "    - a\n    - c\n")
 
 
 @pytest.fixture

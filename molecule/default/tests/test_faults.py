@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from conftest import Answer
+from fleet_client import Answer
 
 #: How long the loop goes on after the kill, longer than the gateway needs to notice.
 AFTER_S = 8

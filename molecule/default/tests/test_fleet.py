@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import CONFIG, GATEWAY_PORT, Answer, request
+from fleet_client import CONFIG, GATEWAY_PORT, Answer, request
 
 STATE = "/var/lib/ironserve"
 

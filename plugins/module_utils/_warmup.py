@@ -1,0 +1,186 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Wait until a replica really generates, and notice at once when it dies instead. Private to the collection."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import threading
+import time
+
+from ansible_collections.ironserve.llm.plugins.module_utils import _http, _sse
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.module_utils._verify import Endpoint
+
+POLL_S = 0.25
+#: How often the container is looked at; together with one poll well below the 10 s within which a death is noticed.
+WATCH_S = 3.0
+LOG_LINES = 15
+#: Never one of the measured prompts: a warm cache for them would spoil the figures.
+PROMPT = "Say hello."
+TOKENS = 4
+
+
+@dataclasses.dataclass
+class Warmth:
+    """What warming up one replica took, in seconds from the call; ``error`` is empty when it generates."""
+
+    name: str
+    url: str
+    health_s: float | None = None
+    first_token_s: float | None = None
+    error: str = ""
+
+    def as_dict(self) -> dict:
+        """Plain data for module results."""
+        return dataclasses.asdict(self)
+
+
+class Warmer:
+    """Warms up one replica."""
+
+    def __init__(self, endpoint: Endpoint, model: str, requests: int, timeout_s: float, health_path: str) -> None:
+        self._endpoint = endpoint
+        self._base = endpoint.url.rstrip("/")
+        self._model = model
+        self._requests = requests
+        self._timeout_s = timeout_s
+        self._health_path = health_path
+        self._key = ""
+        self._start = 0.0
+        self._watch_at = 0.0
+        self._last = "no answer yet"
+
+    def warm(self) -> Warmth:
+        """Wait for health, then generate; what goes wrong is in the result's ``error``."""
+        self._start = time.monotonic()
+        result = Warmth(self._endpoint.name, self._endpoint.url)
+        try:
+            self._key = _http.read_key(self._endpoint.api_key_file)
+            self._wait_for_health()
+            result.health_s = round(time.monotonic() - self._start, 3)
+            for number in range(self._requests):
+                at = self._generate()
+                if number == 0:
+                    result.first_token_s = round(at - self._start, 3)
+        except LLMError as exc:
+            result.error = "replica {0} at {1} did not warm up: {2}".format(self._endpoint.name, self._endpoint.url, exc)
+        return result
+
+    def _left(self) -> float:
+        return self._start + self._timeout_s - time.monotonic()
+
+    def _check_container(self, force: bool = False) -> None:
+        """Raise LLMError with the log's last lines when the container has ended."""
+        now = time.monotonic()
+        if not self._endpoint.container or (now < self._watch_at and not force):
+            return
+        self._watch_at = now + WATCH_S
+        # Lazily: an endpoint without a container must not need the docker library.
+        from ansible_collections.ironserve.llm.plugins.module_utils import _docker
+
+        state = _docker.container_state(self._endpoint.container)
+        if not state["running"]:
+            lines = str(state["log_tail"]).splitlines()[-LOG_LINES:]
+            text = "container {0} exited with code {1}. Its last log lines:\n{2}"
+            raise LLMError(text.format(self._endpoint.container, state["exit_code"], "\n".join(lines) or "(none)"))
+
+    def _pause(self) -> None:
+        self._check_container()
+        if self._left() <= 0:
+            raise LLMError("not ready after {0:g} s; last seen: {1}".format(self._timeout_s, self._last))
+        time.sleep(min(POLL_S, max(self._left(), 0.0)))
+
+    def _wait_for_health(self) -> None:
+        url = self._base + self._health_path
+        while True:
+            try:
+                reply = _http.request("GET", url, "", None, _http.Deadlines(2.0, 5.0, 5.0))
+            except _http.HttpError as exc:
+                self._last = str(exc)
+            else:
+                if reply.status == 200:
+                    return
+                self._last = "{0}: HTTP {1} {2}".format(url, reply.status, reply.head())
+            self._pause()
+
+    def _generate(self) -> float:
+        """Make one real generation; returns the monotonic second of its first token. Retries while it is only loading."""
+        url = self._base + "/v1/chat/completions"
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": PROMPT}],
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "stream": True,
+        }
+        while True:
+            try:
+                transcript, status, text = self._watched(url, body)
+            except _http.HttpError as exc:
+                self._last = str(exc)
+                if exc.kind in (_http.RESET, _http.REFUSED):
+                    self._await_death(exc)
+            else:
+                if status == 200 and transcript.token_events:
+                    return transcript.sent_at + transcript.ttft_s
+                self._last = "{0}: HTTP {1} {2}".format(url, status, text or transcript.error or "without one token")
+                if status not in (429, 503):
+                    raise LLMError("it is up but does not generate, {0}".format(self._last))
+            self._pause()
+
+    def _await_death(self, exc: _http.HttpError) -> None:
+        """A closed connection is the engine dying: give the container a moment to end, so that its log can be shown."""
+        for _turn in range(8):
+            self._check_container(force=True)
+            if not self._endpoint.container:
+                break
+            time.sleep(POLL_S)
+        raise LLMError("it died at its warm-up request: {0}".format(exc))
+
+    def _watched(self, url: str, body: dict) -> tuple[_sse.Transcript, int, str]:
+        """Ask once while the container is looked at: a first request may compile for minutes, and an engine that dies
+        meanwhile does not always close its connection."""
+        box = []
+
+        def ask() -> None:
+            try:
+                box.append(self._once(url, body))
+            except LLMError as exc:
+                box.append(exc)
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(WATCH_S)
+            if thread.is_alive():
+                self._check_container()
+        if isinstance(box[0], LLMError):
+            raise box[0]
+        return box[0]
+
+    def _once(self, url: str, body: dict) -> tuple[_sse.Transcript, int, str]:
+        left = max(self._left(), POLL_S)
+        with _http.open_stream("POST", url, self._key, body, _http.Deadlines(3.0, left, left)) as stream:
+            transcript = _sse.Transcript(stream.sent_at)
+            if stream.status != 200:
+                return transcript, stream.status, _http.one_line(b"".join(chunk for _at, chunk in stream).decode("utf-8", "replace"))
+            for at, chunk in stream:
+                transcript.feed(at, chunk)
+                if transcript.done or transcript.error:
+                    break
+            return transcript, stream.status, ""
+
+
+def warm_all(
+    endpoints: list[Endpoint], model: str, requests: int = 1, timeout_s: float = 2700, health_path: str = "/health"
+) -> list[Warmth]:
+    """Warm every endpoint up at the same time; the results come in the order of ``endpoints``."""
+    if not endpoints:
+        return []
+    warmers = [Warmer(endpoint, model, requests, timeout_s, health_path) for endpoint in endpoints]
+    with concurrent.futures.ThreadPoolExecutor(max_workers=len(warmers)) as pool:
+        return list(pool.map(Warmer.warm, warmers))

@@ -1,0 +1,284 @@
+#!/usr/bin/python
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: inference_verify
+short_description: Prove that LLM endpoints really infer
+version_added: "0.1.0"
+description:
+  - Asks every endpoint the questions of a model's recipe and gives each a named verdict. Right answers come first, then
+    speed, then whether the cards worked for it; wrong answers throw the figures away, because garbage is often the fastest.
+  - A server that accepts and never answers is V(stalled), one that dies at its first request is V(dead), HTTP 200 with rubbish
+    is V(garbage), one under its floor of tokens per second is V(slow).
+  - Every run contains a fresh random code that the model must give back, so canned and cached answers are noticed.
+  - Nothing on the host is changed. One call proves all endpoints of a host, at the same time if wanted.
+author:
+  - ironserve.llm contributors (@ironserve)
+requirements:
+  - requests
+  - docker >= 5.0.3, for endpoints that name a container
+attributes:
+  check_mode:
+    support: full
+    description: The module changes nothing, so it proves the same in check mode.
+  diff_mode:
+    support: none
+    description: There is nothing to change.
+options:
+  endpoints:
+    description: What to prove.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      name:
+        description: Name shown in results, unique in the list.
+        type: str
+        required: true
+      url:
+        description: Where it answers, without a path, such as V(http://127.0.0.1:8001).
+        type: str
+        required: true
+      api_key_file:
+        description: File on the host that holds the API key, one line. Empty for no key.
+        type: str
+        default: ""
+      container:
+        description: The replica's container. It is needed for card use, and to say why a replica died. Empty for a gateway.
+        type: str
+        default: ""
+      cards:
+        description: The cards the replica holds, such as V(cpu:0).
+        type: list
+        elements: str
+        default: []
+      platform:
+        description: The cards' platform, which decides how card use is sampled. One without a sampler gives a warning.
+        type: str
+        default: ""
+  model:
+    description: The served model name to ask for.
+    type: str
+    required: true
+  acceptance:
+    description:
+      - The C(acceptance) block of the model's recipe, with the keys C(checks), C(not_applicable), C(floor_decode_tokens_per_s)
+        (default 5), C(ttft_limit_s) (default 10), C(exact_pass_share) (default 1.0) and C(request) (members added to every
+        request body).
+      - Kinds of checks are C(models), C(exact), C(nonce_recall), C(quality), C(stream_equals_unary), C(speed), C(prefix_cache) and
+        C(card_use); C(models), C(speed) and C(card_use) are always made. At least one C(exact) or C(nonce_recall) is demanded.
+      - C(prefix_cache) asks the same long prompt three times and wants the first token C(factor) (default 2) times sooner once the
+        prompt's beginning is cached. It applies to endpoints with cards only; behind a gateway several caches may answer.
+    type: dict
+    required: true
+  parallel:
+    description: How many endpoints are proved at the same time. V(0) is all.
+    type: int
+    default: 0
+  fail_on_verdict:
+    description: Whether the task fails when any verdict is not V(ok).
+    type: bool
+    default: true
+  timeouts:
+    description: How long to wait.
+    type: dict
+    default: {}
+    suboptions:
+      first_token_s:
+        description: Seconds until the first token, and between tokens, after which an endpoint counts as stalled.
+        type: float
+        default: 60
+      request_s:
+        description: Seconds for one request.
+        type: float
+        default: 120
+      total_s:
+        description: Seconds for the whole proof of one endpoint.
+        type: float
+        default: 600
+  extra_checks:
+    description: Checks of the doors, for a gateway.
+    type: dict
+    default: {}
+    suboptions:
+      bad_key:
+        description: Whether a wrong key, and no key, must get HTTP 401.
+        type: bool
+        default: false
+      closed_paths:
+        description: Paths that must get HTTP 404 even with the right key.
+        type: list
+        elements: str
+        default: []
+"""
+
+EXAMPLES = r"""
+- name: Prove two replicas on their own ports
+  ironserve.llm.inference_verify:
+    model: smollm2-135m
+    acceptance: "{{ catalog_out.model.acceptance }}"
+    endpoints:
+      - name: node1-c0
+        url: http://127.0.0.1:8001
+        api_key_file: /etc/ironserve/keys/engine.key
+        container: ironserve-c0
+        cards: ["cpu:0"]
+        platform: cpu
+      - name: node1-c1
+        url: http://127.0.0.1:8002
+        api_key_file: /etc/ironserve/keys/engine.key
+        container: ironserve-c1
+        cards: ["cpu:1"]
+        platform: cpu
+
+- name: Prove the way through the gateway, and that its doors are closed
+  ironserve.llm.inference_verify:
+    model: smollm2-135m
+    acceptance: "{{ catalog_out.model.acceptance }}"
+    endpoints:
+      - name: gateway
+        url: http://127.0.0.1:8000
+        api_key_file: /etc/ironserve/keys/client.key
+    extra_checks:
+      bad_key: true
+      closed_paths: [/invocations, /metrics]
+"""
+
+RETURN = r"""
+ok:
+  description: Whether every endpoint has the verdict V(ok).
+  returned: always
+  type: bool
+summary:
+  description: Lines of a table for people, with evidence and the next step below each endpoint that failed.
+  returned: always
+  type: list
+  elements: str
+results:
+  description: One entry per endpoint, in the order given.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: The endpoint's name.
+      type: str
+    url:
+      description: The endpoint's address.
+      type: str
+    verdict:
+      description: One of V(ok), V(stalled), V(slow), V(saturated), V(garbage), V(partial), V(not_loaded), V(dead), V(unknown).
+      type: str
+    evidence:
+      description: Lines that show why.
+      type: list
+      elements: str
+    next_step:
+      description: What a person should do; empty when the verdict is V(ok).
+      type: str
+    checks:
+      description: Every check with C(check), C(id), C(status), C(detail), C(sign), C(language), C(figure) and C(unit).
+      type: list
+      elements: dict
+    ttft_ms:
+      description: Milliseconds to the first token. Null unless the verdict is V(ok).
+      type: float
+    decode_tokens_per_s:
+      description: Tokens per second after the first, counted by usage. Null unless the verdict is V(ok).
+      type: float
+    card_use_pct:
+      description: Use of the replica's cards during the proof, in percent of all of them. Null when unknown.
+      type: float
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.module_utils._verify import (
+    Endpoint,
+    Limits,
+    prove_all,
+    read_acceptance,
+    table,
+)
+
+
+def endpoint_of(item: dict) -> Endpoint:
+    """Make an Endpoint from one entry of the option."""
+    return Endpoint(item["name"], item["url"], item["api_key_file"], item["container"], tuple(item["cards"]), item["platform"])
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "endpoints": {
+                "type": "list",
+                "elements": "dict",
+                "required": True,
+                "options": {
+                    "name": {"type": "str", "required": True},
+                    "url": {"type": "str", "required": True},
+                    "api_key_file": {"type": "str", "default": "", "no_log": False},
+                    "container": {"type": "str", "default": ""},
+                    "cards": {"type": "list", "elements": "str", "default": []},
+                    "platform": {"type": "str", "default": ""},
+                },
+            },
+            "model": {"type": "str", "required": True},
+            "acceptance": {"type": "dict", "required": True},
+            "parallel": {"type": "int", "default": 0},
+            "fail_on_verdict": {"type": "bool", "default": True},
+            "timeouts": {
+                "type": "dict",
+                "default": {},
+                "options": {
+                    "first_token_s": {"type": "float", "default": 60, "no_log": False},
+                    "request_s": {"type": "float", "default": 120},
+                    "total_s": {"type": "float", "default": 600},
+                },
+            },
+            "extra_checks": {
+                "type": "dict",
+                "default": {},
+                "options": {
+                    "bad_key": {"type": "bool", "default": False, "no_log": False},
+                    "closed_paths": {"type": "list", "elements": "str", "default": []},
+                },
+            },
+        },
+        supports_check_mode=True,
+    )
+    options = module.params
+    try:
+        if options["parallel"] < 0:
+            raise LLMError("parallel must be 0 (all at once) or more, not {0}".format(options["parallel"]))
+        for name, seconds in options["timeouts"].items():
+            if seconds <= 0:
+                raise LLMError("timeouts.{0} must be above 0 s, not {1:g}".format(name, seconds))
+        proofs = prove_all(
+            [endpoint_of(item) for item in options["endpoints"]],
+            options["model"],
+            read_acceptance(options["acceptance"]),
+            Limits(**options["timeouts"]),
+            options["parallel"],
+            options["extra_checks"]["bad_key"],
+            tuple(options["extra_checks"]["closed_paths"]),
+        )
+    except LLMError as exc:
+        module.fail_json(msg=str(exc))
+    # No endpoint proves nothing, so an empty list is not ok.
+    good = bool(proofs) and all(proof.ok for proof in proofs)
+    result = {"results": [proof.as_dict() for proof in proofs], "ok": good, "summary": table(proofs)}
+    if not good and options["fail_on_verdict"]:
+        bad = ["{0} is {1} ({2})".format(proof.name, proof.verdict, "; ".join(proof.evidence[:2])) for proof in proofs if not proof.ok]
+        module.fail_json(msg="not proved: {0}".format(" | ".join(bad) or "no endpoint was given"), **result)
+    module.exit_json(changed=False, **result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+#!/usr/bin/python
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: replica_warmup
+short_description: Wait until replicas really generate
+version_added: "0.1.0"
+description:
+  - Waits until each replica answers its health path, then makes real warm-up requests. Health alone means little, an engine
+    may say 200 and die at its first request.
+  - A container that ends meanwhile is noticed within 10 seconds, and the error shows its last log lines.
+  - A warm replica costs well below a second. Nothing on the host is changed.
+author:
+  - ironserve.llm contributors (@ironserve)
+requirements:
+  - requests
+  - docker >= 5.0.3, for endpoints that name a container
+attributes:
+  check_mode:
+    support: full
+    description: The module changes nothing, so it does the same in check mode.
+  diff_mode:
+    support: none
+    description: There is nothing to change.
+options:
+  endpoints:
+    description: What to warm up.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      name:
+        description: Name shown in results, unique in the list.
+        type: str
+        required: true
+      url:
+        description: Where it answers, without a path, such as V(http://127.0.0.1:8001).
+        type: str
+        required: true
+      api_key_file:
+        description: File on the host that holds the API key, one line. Empty for no key.
+        type: str
+        default: ""
+      container:
+        description: The replica's container, to notice its death. Empty when there is none.
+        type: str
+        default: ""
+      cards:
+        description: The cards the replica holds. Not used, taken so that the same list serves M(ironserve.llm.inference_verify).
+        type: list
+        elements: str
+        default: []
+      platform:
+        description: The cards' platform. Not used, taken so that the same list serves M(ironserve.llm.inference_verify).
+        type: str
+        default: ""
+  model:
+    description: The served model name to ask for.
+    type: str
+    required: true
+  requests:
+    description: How many warm-up requests each replica gets, one after the other.
+    type: int
+    default: 1
+  timeout_s:
+    description: Seconds within which every replica must have generated. The default covers a big model from a cold disk.
+    type: float
+    default: 2700
+  health_path:
+    description: Path that answers 200 when the engine has loaded.
+    type: str
+    default: /health
+"""
+
+EXAMPLES = r"""
+- name: Warm up a replica
+  ironserve.llm.replica_warmup:
+    model: smollm2-135m
+    endpoints:
+      - name: node1-c0
+        url: http://127.0.0.1:8001
+        api_key_file: /etc/ironserve/keys/engine.key
+        container: ironserve-c0
+"""
+
+RETURN = r"""
+results:
+  description: One entry per endpoint, in the order given.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: The endpoint's name.
+      type: str
+    url:
+      description: The endpoint's address.
+      type: str
+    health_s:
+      description: Seconds from the start of this task until the health path answered 200. Null when it never did.
+      type: float
+    first_token_s:
+      description: Seconds from the start of this task until the first token. Null when there was none.
+      type: float
+    error:
+      description: What went wrong, with the container's last log lines if it ended. Empty when the replica generates.
+      type: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.module_utils._verify import Endpoint
+from ansible_collections.ironserve.llm.plugins.module_utils._warmup import warm_all
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "endpoints": {
+                "type": "list",
+                "elements": "dict",
+                "required": True,
+                "options": {
+                    "name": {"type": "str", "required": True},
+                    "url": {"type": "str", "required": True},
+                    "api_key_file": {"type": "str", "default": "", "no_log": False},
+                    "container": {"type": "str", "default": ""},
+                    "cards": {"type": "list", "elements": "str", "default": []},
+                    "platform": {"type": "str", "default": ""},
+                },
+            },
+            "model": {"type": "str", "required": True},
+            "requests": {"type": "int", "default": 1},
+            "timeout_s": {"type": "float", "default": 2700},
+            "health_path": {"type": "str", "default": "/health"},
+        },
+        supports_check_mode=True,
+    )
+    options = module.params
+    try:
+        if options["requests"] < 1 or options["timeout_s"] <= 0:
+            raise LLMError("requests must be 1 or more and timeout_s above 0")
+        endpoints = [Endpoint(item["name"], item["url"], item["api_key_file"], item["container"]) for item in options["endpoints"]]
+        found = warm_all(endpoints, options["model"], options["requests"], options["timeout_s"], options["health_path"])
+    except LLMError as exc:
+        module.fail_json(msg=str(exc))
+    errors = [warmth.error for warmth in found if warmth.error]
+    results = [warmth.as_dict() for warmth in found]
+    if errors:
+        module.fail_json(msg="\n".join(errors), results=results)
+    module.exit_json(changed=False, results=results)
+
+
+if __name__ == "__main__":
+    main()

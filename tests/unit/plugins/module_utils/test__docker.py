@@ -1,0 +1,233 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The door to the container engine: the real client library against an engine that answers what the test wants.
+
+The engine here is a small HTTP server on a socket of its own; the real engine is in tests/integration.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import socketserver
+import threading
+
+import pytest
+
+from ansible_collections.ironserve.llm.plugins.module_utils import _docker
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+
+SPEC = {
+    "name": "ironserve-c1",
+    "image": "img",
+    "entrypoint": None,
+    "command": ["serve"],
+    "environment": {"HOME": "/cache"},
+    "mounts": [
+        {"source": "/w", "target": "/models", "read_only": True},
+        {"source": "/c", "target": "/cache", "read_only": False, "owner": 64064},
+    ],
+    "devices": ["/dev/kfd", "/dev/dri/card1"],
+    "own_devices": ["/dev/dri/card1"],
+    "groups": [44],
+    "cpuset": "1",
+    "memory_mib": 1024,
+    "shm_mib": 64,
+    "pids_limit": 256,
+    "stop_timeout_s": 20,
+    "user": "64064:64064",
+    "network": "ironserve",
+    "publish": {"address": "127.0.0.1", "port": 8002, "container_port": 8000},
+    "labels": {"ironserve.replica": "local-c1"},
+}
+
+
+class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
+class Engine:
+    """Answers by ``(method, path without version)``; keeps what it was sent."""
+
+    def __init__(self, path):
+        self.answers = {("GET", "/_ping"): (200, "OK"), ("GET", "/version"): (200, {"ApiVersion": "1.41"})}
+        self.bodies = {}
+        engine = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def reply(self):
+                path = self.path.split("?")[0]
+                path = path[path.index("/", 1) :] if path.startswith("/v1.") else path
+                length = int(self.headers.get("Content-Length") or 0)
+                if length:
+                    engine.bodies[path] = json.loads(self.rfile.read(length))
+                status, answer = engine.answers.get((self.command, path), (404, {"message": "No such thing: " + path}))
+                payload = (answer if isinstance(answer, str) else json.dumps(answer)).encode("utf-8")
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(payload)))
+                self.end_headers()
+                self.wfile.write(payload)
+
+            do_GET = do_POST = do_DELETE = reply
+
+            def address_string(self):
+                return "unix"
+
+            def log_message(self, *_args):
+                pass
+
+        self.server = UnixServer(path, Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,))
+        self.thread.start()
+
+    def close(self):
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def socket_path(tmp_path):
+    path = str(tmp_path / "engine.sock")
+    return path if len(path) < 100 else os.path.relpath(path)
+
+
+@pytest.fixture
+def engine(socket_path):
+    engine = Engine(socket_path)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def client(engine, socket_path):
+    client = _docker.connect(socket_path)
+    yield client
+    client.close()
+
+
+def described(name, **state):
+    return {"Name": "/" + name, "RestartCount": 2, "State": dict({"Running": True, "Pid": 77, "ExitCode": 0, "Restarting": False}, **state)}
+
+
+def test_no_engine_is_named_by_its_socket(socket_path):
+    with pytest.raises(_docker.EngineAbsent, match="no container engine answers on .*engine.sock"):
+        _docker.connect(socket_path)
+
+
+def test_engine_that_fails_its_ping_is_absent(engine, socket_path):
+    engine.answers["GET", "/_ping"] = (500, {"message": "broken"})
+    with pytest.raises(_docker.EngineAbsent, match="no container engine answers"):
+        _docker.connect(socket_path)
+
+
+def test_missing_library_says_what_to_install(monkeypatch, socket_path):
+    monkeypatch.setattr(_docker, "HAS_DOCKER", False)
+    with pytest.raises(_docker.EngineAbsent, match="python3-docker"):
+        _docker.connect(socket_path)
+
+
+def test_absent_engine_is_one_of_our_errors():
+    assert issubclass(_docker.EngineAbsent, LLMError)
+
+
+def test_inspect_takes_a_name_and_not_the_beginning_of_an_id(engine, client):
+    engine.answers["GET", "/containers/abc/json"] = (200, described("ironserve-c0"))
+    engine.answers["GET", "/containers/ironserve-c0/json"] = (200, described("ironserve-c0"))
+    assert _docker.inspect(client, "abc") is None
+    assert _docker.inspect(client, "missing") is None
+    assert _docker.inspect(client, "ironserve-c0")["State"]["Pid"] == 77
+
+
+def test_pid_of_a_running_container(engine, socket_path):
+    engine.answers["GET", "/containers/ironserve-c0/json"] = (200, described("ironserve-c0"))
+    assert _docker.container_pid("ironserve-c0", socket_path) == 77
+    engine.answers["GET", "/containers/ironserve-c0/json"] = (200, described("ironserve-c0", Pid=0, Running=False, ExitCode=137))
+    with pytest.raises(LLMError, match="container ironserve-c0 does not run .exit code 137."):
+        _docker.container_pid("ironserve-c0", socket_path)
+    with pytest.raises(LLMError, match="container ironserve-c9 does not exist"):
+        _docker.container_pid("ironserve-c9", socket_path)
+
+
+@pytest.mark.parametrize(("state", "running"), [({}, True), ({"Restarting": True}, False), ({"Running": False}, False)])
+def test_state_of_a_container(monkeypatch, engine, socket_path, state, running):
+    monkeypatch.setattr(_docker, "log_tail", lambda _client, _name: "last words")
+    engine.answers["GET", "/containers/ironserve-c0/json"] = (200, described("ironserve-c0", ExitCode=1, **state))
+    expected = {"running": running, "exit_code": 1, "restarts": 2, "log_tail": "" if running else "last words"}
+    assert _docker.container_state("ironserve-c0", socket_path) == expected
+
+
+def test_container_that_ends_meanwhile_is_left_out(engine, client):
+    engine.answers["GET", "/containers/json"] = (200, [{"Id": "one"}, {"Id": "two"}])
+    engine.answers["GET", "/containers/two/json"] = (200, described("two"))
+    assert [item["Name"] for item in _docker.running_containers(client)] == ["/two"]
+
+
+@pytest.fixture
+def created(engine, client):
+    """What the engine was asked to create for SPEC."""
+    engine.answers["POST", "/containers/create"] = (201, {"Id": "1", "Warnings": []})
+    engine.answers["POST", "/containers/ironserve-c1/start"] = (204, "")
+    _docker.create(client, SPEC)
+    return engine.bodies["/containers/create"]
+
+
+def test_created_without_rights_it_does_not_need(created):
+    host = created["HostConfig"]
+    assert not host.get("Privileged")
+    assert host["CapDrop"] == ["ALL"] and not host.get("CapAdd")
+    assert host["SecurityOpt"] == ["no-new-privileges:true"]
+    assert host["ReadonlyRootfs"] is True
+    assert host["NetworkMode"] == "ironserve"
+    assert not host.get("PidMode") and not host.get("IpcMode") and not host.get("UTSMode")
+    assert created["User"] == "64064:64064"
+
+
+def test_created_with_its_own_devices_mounts_and_limits(created):
+    host = created["HostConfig"]
+    assert [(item["PathOnHost"], item["PathInContainer"]) for item in host["Devices"]] == [(path, path) for path in SPEC["devices"]]
+    assert {item["Target"]: item.get("ReadOnly", False) for item in host["Mounts"]} == {"/models": True, "/cache": False}
+    assert host["Memory"] == host["MemorySwap"] == 2**30
+    assert (host["CpusetCpus"], host["PidsLimit"], host["ShmSize"], host["GroupAdd"]) == ("1", 256, 2**26, ["44"])
+    assert "nosuid" in host["Tmpfs"]["/tmp"] and "size=" in host["Tmpfs"]["/tmp"]
+    assert host["LogConfig"]["Config"] == {"max-size": "16m", "max-file": "3"}
+    assert created["StopTimeout"] == 20
+
+
+def test_port_is_bound_to_its_address_only(created):
+    assert created["HostConfig"]["PortBindings"] == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": "8002"}]}
+
+
+def test_no_limits_where_the_platform_sets_none(engine, client):
+    engine.answers["POST", "/containers/create"] = (201, {"Id": "1", "Warnings": []})
+    engine.answers["POST", "/containers/ironserve-c1/start"] = (204, "")
+    _docker.create(client, dict(SPEC, memory_mib=0, cpuset=""))
+    host = engine.bodies["/containers/create"]["HostConfig"]
+    assert not host.get("Memory") and not host.get("CpusetCpus")
+
+
+def test_network_is_made_once_and_keeps_containers_apart(engine, client):
+    engine.answers["GET", "/networks"] = (200, [{"Name": "ironserve-other", "Id": "9"}])
+    engine.answers["POST", "/networks/create"] = (201, {"Id": "1"})
+    assert _docker.ensure_network(client, "ironserve") is True
+    assert engine.bodies["/networks/create"]["Options"] == {"com.docker.network.bridge.enable_icc": "false"}
+    engine.answers["GET", "/networks"] = (200, [{"Name": "ironserve", "Id": "1"}])
+    assert _docker.ensure_network(client, "ironserve") is False
+
+
+@pytest.mark.parametrize(("containers", "removed"), [({}, True), ({"abc": {}}, False)])
+def test_network_goes_only_when_nothing_is_on_it(engine, client, containers, removed):
+    engine.answers["GET", "/networks"] = (200, [{"Name": "ironserve-other", "Id": "9"}, {"Name": "ironserve", "Id": "1"}])
+    engine.answers["GET", "/networks/1"] = (200, {"Name": "ironserve", "Containers": containers})
+    engine.answers["DELETE", "/networks/1"] = (204, "")
+    assert _docker.remove_network(client, "ironserve") is removed
+
+
+def test_removing_what_is_gone_is_no_error(client):
+    _docker.remove(client, "gone")

@@ -1,0 +1,495 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The plan: recipe A as it was measured, and the promises every plan keeps."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ansible_collections.ironserve.llm.plugins.module_utils._catalog import resolve
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.module_utils._plan import (
+    PlanInput,
+    choose_enhancements,
+    group_cards,
+    make_plan,
+    render,
+)
+
+RECIPE = {
+    "name": "toy",
+    "enhancements": {
+        "mtp": {"default": True, "settings": {"speculative": {"n": 2}}},
+        "prefix_caching": {"default": True, "settings": {"caching": True}, "without": {"caching": False}},
+        "long_context": {"default": False, "settings": {"max_model_len": 9}},
+    },
+    "forbidden": [
+        {"enhancements": ["mtp", "prefix_caching"], "give_up": "mtp", "reason": "wrong answers", "source": "issue 1", "date": "2026-10-01"}
+    ],
+}
+
+
+def flag(plan, word, number=0):
+    """The word after ``word`` on a replica's command line."""
+    command = plan["replicas"][number]["spec"]["command"]
+    return command[command.index(word) + 1]
+
+
+def states(decisions):
+    return {item["name"]: item["state"] for item in decisions}
+
+
+# Recipe A
+
+
+def test_recipe_a_as_it_was_proven(k100):
+    plan = make_plan(k100())
+    assert (plan["platform"], plan["engine"], plan["weights"]) == ("hygon_k100ai", "vllm", "w8a8")
+    assert [replica["card_indexes"] for replica in plan["replicas"]] == [[0], [1], [2], [3]]
+    assert [replica["port"] for replica in plan["replicas"]] == [8001, 8002, 8003, 8004]
+    assert [replica["name"] for replica in plan["replicas"]] == ["k100-01-c0", "k100-01-c1", "k100-01-c2", "k100-01-c3"]
+    for number, replica in enumerate(plan["replicas"]):
+        assert (replica["tensor_parallel_size"], replica["max_model_len"], replica["max_num_seqs"]) == (1, 131072, 4)
+        assert flag(plan, "--tensor-parallel-size", number) == "1"
+        assert flag(plan, "--max-model-len", number) == "131072"
+        assert flag(plan, "--max-num-seqs", number) == "4"
+        assert flag(plan, "--mamba-cache-mode", number) == "align"
+        assert flag(plan, "--quantization", number) == "compressed-tensors"
+        assert "--enable-prefix-caching" in replica["spec"]["command"]
+        assert "--speculative-config" not in replica["spec"]["command"]
+        assert round(replica["fit"]["concurrency"], 1) == 7.1
+    assert plan["left_out"] == []
+
+
+def test_recipe_a_gives_up_mtp_and_says_why(k100):
+    decisions = {item["name"]: item for item in make_plan(k100())["enhancements"]}
+    assert decisions["prefix_caching"]["state"] == "on"
+    assert decisions["mtp"]["state"] == "off"
+    for part in ("forbidden together", "corrupts the recurrent state", "43559", "2026-10-01"):
+        assert part in decisions["mtp"]["reason"]
+
+
+def test_mtp_instead_of_prefix_caching(k100):
+    plan = make_plan(k100(enhancements={"prefix_caching": False, "mtp": True}))
+    command = plan["replicas"][0]["spec"]["command"]
+    assert "--no-enable-prefix-caching" in command
+    assert "--mamba-cache-mode" not in command
+    assert json.loads(flag(plan, "--speculative-config")) == {"method": "mtp", "num_speculative_tokens": 2}
+
+
+def test_plan_for_a_person_says_all_of_it(k100):
+    text = "\n".join(render(make_plan(k100())))
+    for part in (
+        "qwen3.6-35b-a3b W8A8",
+        "k100-01-c3",
+        "3 (0000:16:00.0)",
+        "127.0.0.1:8004",
+        "131072 x 4",
+        "off mtp",
+        "on  prefix_caching",
+        "7.1 at once",
+    ):
+        assert part in text
+    assert "arguments vllm serve /models " in text
+
+
+def test_bf16_on_one_card_is_refused_with_ways_out(k100):
+    data = k100(weights="bf16")
+    with pytest.raises(LLMError) as caught:
+        make_plan(data)
+    for part in (
+        "qwen3.6-35b-a3b bf16 does not fit card 0000:07:00.0 of host k100-01",
+        "68567 weights",
+        "llm_weights",
+        "max_model_len",
+        "tensor_parallel_size",
+    ):
+        assert part in str(caught.value)
+
+
+def test_bf16_on_card_pairs(k100):
+    plan = make_plan(k100(weights="bf16", settings={"tensor_parallel_size": 2, "quantization": None}))
+    assert [replica["card_indexes"] for replica in plan["replicas"]] == [[0, 1], [2, 3]]
+    assert [replica["port"] for replica in plan["replicas"]] == [8001, 8002]
+    assert [replica["container"] for replica in plan["replicas"]] == ["ironserve-c0", "ironserve-c2"]
+    assert "--quantization" not in plan["replicas"][0]["spec"]["command"]
+    assert plan["replicas"][1]["spec"]["own_devices"] == ["/dev/dri/card3", "/dev/dri/renderD130", "/dev/dri/card4", "/dev/dri/renderD131"]
+
+
+def test_more_sequences_than_fit_is_said(k100):
+    plan = make_plan(k100(settings={"max_num_seqs": 8}))
+    assert any("8 sequences of full length do not fit at once" in reason for reason in plan["reasons"])
+    assert not any("do not fit at once" in reason for reason in make_plan(k100())["reasons"])
+
+
+# A dead card
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@given(alive=st.sets(st.integers(0, 3), min_size=1), order=st.permutations([0, 1, 2, 3]), gone=st.booleans())
+def test_dead_cards_never_renumber_the_others(k100, alive, order, gone):
+    """Whatever subset of cards is left, in whatever order they are listed, each keeps name, port and specification."""
+    whole = {replica["cards"][0]: replica for replica in make_plan(k100())["replicas"]}
+    cards = [k100().cards[number] for number in order]
+    if gone:
+        cards = [card for card in cards if card["index"] in alive]
+    for card in cards:
+        if card["index"] not in alive:
+            card["health"] = "fault"
+    plan = make_plan(k100(cards=cards, allow_degraded=True))
+    assert [replica["card_indexes"] for replica in plan["replicas"]] == [[number] for number in sorted(alive)]
+    for replica in plan["replicas"]:
+        assert replica == whole[replica["cards"][0]]
+    assert {item["card"] for item in plan["left_out"]} == {card["id"] for card in cards if card["index"] not in alive}
+
+
+@pytest.mark.parametrize("health", ["fault", "unknown", "something new", ""])
+def test_card_that_is_not_known_to_be_well_stops_the_plan(k100, health):
+    data = k100()
+    data.cards[2]["health"] = health
+    with pytest.raises(LLMError, match="card 2 .0000:0f:00.0. has health '{0}'.*replica_allow_degraded: true".format(health)):
+        make_plan(data)
+
+
+def test_warning_is_still_served(k100):
+    data = k100()
+    data.cards[2]["health"] = "warning"
+    assert len(make_plan(data)["replicas"]) == 4
+
+
+def test_half_a_group_is_left_out_with_its_reason(recorded):
+    recorded["cards"][1]["health"] = "fault"
+    groups, left_out = group_cards(recorded["cards"], 2, True)
+    assert [(number, [card["index"] for card in members]) for number, members in groups] == [(1, [2, 3])]
+    assert {item["card"]: item["reason"] for item in left_out}["0000:07:00.0"] == "its group 0 has 1 of 2 cards"
+
+
+def test_count_and_fewest(k100):
+    plan = make_plan(k100(count=2))
+    assert [replica["port"] for replica in plan["replicas"]] == [8001, 8002]
+    assert [item["reason"] for item in plan["left_out"]] == ["replica_count is 2"] * 2
+    with pytest.raises(LLMError, match="host k100-01 can run 2 of the 3 replicas asked for as the fewest .*replica_count is 2"):
+        make_plan(k100(count=2, min_count=3))
+
+
+@pytest.mark.parametrize("min_count", [0, 1])
+def test_no_cards_is_no_plan(k100, min_count):
+    with pytest.raises(LLMError, match="can run 0 of the 1 replicas.*0 cards"):
+        make_plan(k100(cards=[], min_count=min_count))
+
+
+@pytest.mark.parametrize("key", ["id", "index", "health", "memory_total_mib"])
+def test_card_that_is_badly_described_is_named(k100, key):
+    data = k100()
+    del data.cards[1][key]
+    with pytest.raises(LLMError, match="card .* lacks {0}".format(key)):
+        make_plan(data)
+
+
+@pytest.mark.parametrize("key", ["id", "index"])
+def test_two_cards_of_one_identity(k100, key):
+    data = k100()
+    data.cards[1][key] = data.cards[0][key]
+    with pytest.raises(LLMError, match="several cards have the {0} {1}".format(key, data.cards[0][key])):
+        make_plan(data)
+
+
+# The specification and its hash
+
+
+def hashes(data):
+    return [replica["spec"]["spec_hash"] for replica in make_plan(data)["replicas"]]
+
+
+def test_same_input_same_plan(k100):
+    assert make_plan(k100()) == make_plan(k100())
+
+
+def test_order_of_environment_and_settings_does_not_matter(k100):
+    environment = {"B_VAR": "2", "A_VAR": "1"}
+    extra = {"max_num_batched_tokens": 4096, "dtype": "float16"}
+    turned = [dict(reversed(list(item.items()))) for item in (environment, extra)]
+    assert hashes(k100(environment=environment, settings=extra)) == hashes(k100(environment=turned[0], settings=turned[1]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"image": "registry.example/vllm@sha256:" + "1" * 64},
+        {"weights_id": "x" * 64},
+        {"weights_path": "/other"},
+        {
+            "weights": "bf16",
+            "settings": {"max_model_len": 1024, "max_num_seqs": 1, "gpu_memory_utilization": 0.9, "tensor_parallel_size": 2},
+        },
+        {"key_id": "another"},
+        {"key_file": "/etc/other.key"},
+        {"cache_dir": "/other"},
+        {"port_base": 9001},
+        {"address": "192.0.2.7"},
+        {"uid": 1234},
+        {"network": "other"},
+        {"settings": {"max_num_seqs": 2}},
+        {"environment": {"VLLM_LOGGING_LEVEL": "DEBUG"}},
+        {"enhancements": {"prefix_caching": False}},
+        {"device_nodes": {"/dev/kfd": 99}},
+    ],
+    ids=lambda change: ",".join(change),
+)
+def test_everything_that_matters_changes_the_spec(k100, change):
+    assert not set(hashes(k100(**change))) & set(hashes(k100()))
+
+
+def test_every_replica_has_its_own_spec_port_cache_and_name(k100):
+    replicas = make_plan(k100())["replicas"]
+    for values in (
+        [replica["spec"]["spec_hash"] for replica in replicas],
+        [replica["port"] for replica in replicas],
+        [replica["spec"]["mounts"][1]["source"] for replica in replicas],
+        [replica["container"] for replica in replicas],
+    ):
+        assert len(set(values)) == 4
+
+
+def test_count_changes_no_spec_of_those_that_stay(k100):
+    assert hashes(k100(count=2)) == hashes(k100())[:2]
+
+
+def test_labels_tell_what_runs(k100):
+    spec = make_plan(k100())["replicas"][2]["spec"]
+    assert spec["labels"] == {
+        "ironserve.replica": "k100-01-c2",
+        "ironserve.cards": "0000:0f:00.0",
+        "ironserve.model": "qwen3.6-35b-a3b",
+        "ironserve.weights": "w" * 64,
+        "ironserve.spec": spec["spec_hash"],
+    }
+
+
+def test_endpoint_is_where_the_replica_listens(k100):
+    for replica in make_plan(k100(address="192.0.2.7"))["replicas"]:
+        assert replica["endpoint"]["url"] == "http://192.0.2.7:{0}".format(replica["port"])
+        assert replica["spec"]["publish"] == {"address": "192.0.2.7", "port": replica["port"], "container_port": 8000}
+        assert replica["endpoint"]["container"] == replica["spec"]["name"]
+        assert replica["endpoint"]["api_key_file"] == "/etc/ironserve/keys/engine.key"
+
+
+# Rights and secrets
+
+
+def test_devices_are_own_and_shared_and_nothing_else(k100):
+    data = k100()
+    for replica, card in zip(make_plan(data)["replicas"], data.cards, strict=True):
+        own = [card["devices"]["card"], card["devices"]["render"]]
+        assert replica["spec"]["own_devices"] == own
+        assert replica["spec"]["devices"] == ["/dev/kfd", "/dev/mkfd"] + own
+        assert replica["spec"]["groups"] == [44]
+        assert (replica["spec"]["memory_mib"], replica["spec"]["cpuset"]) == (0, ""), "a card with its own memory limits no host memory"
+
+
+def test_absent_optional_device_is_not_asked_for(k100):
+    data = k100()
+    del data.device_nodes["/dev/mkfd"]
+    assert "/dev/mkfd" not in make_plan(data)["replicas"][0]["spec"]["devices"]
+
+
+def test_card_without_its_node_is_named(k100):
+    data = k100()
+    del data.cards[1]["devices"]["render"]
+    with pytest.raises(LLMError, match="card 1 .0000:0a:00.0. of host k100-01 has no known 'render' device node"):
+        make_plan(data)
+
+
+def test_weights_and_key_are_read_only_and_only_the_cache_is_written(k100):
+    mounts = {mount["target"]: mount for mount in make_plan(k100())["replicas"][0]["spec"]["mounts"]}
+    assert [target for target, mount in mounts.items() if not mount["read_only"]] == ["/cache"]
+    assert mounts["/cache"]["owner"] == 64064
+    assert mounts["/models"]["read_only"] and mounts["/run/secrets/engine.key"]["read_only"]
+
+
+def test_key_reaches_vllm_from_its_file_only(k100):
+    spec = make_plan(k100())["replicas"][0]["spec"]
+    assert spec["entrypoint"][:2] == ["/bin/sh", "-c"]
+    assert "cat /run/secrets/engine.key" in spec["entrypoint"][2]
+    assert 'exec "$@"' in spec["entrypoint"][2], "the engine must become the process that gets the signals"
+    assert "VLLM_API_KEY" not in spec["environment"]
+    assert "--api-key" not in spec["command"]
+
+
+def test_key_reaches_llama_cpp_as_a_file(shipped):
+    plan = make_plan(cpu_input(shipped))
+    spec = plan["replicas"][0]["spec"]
+    assert flag(plan, "--api-key-file") == "/run/secrets/engine.key"
+    assert spec["entrypoint"] is None
+
+
+@pytest.mark.parametrize("name", ["VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_API_KEY", "VLLM_PORT"])
+def test_environment_that_opens_the_engine_is_refused(k100, name):
+    with pytest.raises(LLMError, match="environment variable {0} is refused: ".format(name)):
+        make_plan(k100(environment={name: "1"}))
+
+
+@pytest.mark.parametrize("where", ["engine", "platform"])
+def test_environment_from_the_catalog_is_judged_too(k100, where):
+    data = k100()
+    holder = data.catalog["engine"] if where == "engine" else data.catalog["platform"]["container"]
+    holder.setdefault("environment", {})["VLLM_SERVER_DEV_MODE"] = "1"
+    with pytest.raises(LLMError, match="VLLM_SERVER_DEV_MODE is refused"):
+        make_plan(data)
+
+
+def test_environment_of_null_is_left_out(k100):
+    environment = make_plan(k100(environment={"VLLM_CACHE_ROOT": None, "MY_VAR": 3}))["replicas"][0]["spec"]["environment"]
+    assert "VLLM_CACHE_ROOT" not in environment
+    assert environment["MY_VAR"] == "3"
+
+
+def test_engine_with_an_unknown_kind_of_key(k100):
+    data = k100()
+    data.catalog["engine"]["key"] = {"kind": "header"}
+    with pytest.raises(LLMError, match="engine 'vllm': its key has the unknown kind 'header'"):
+        make_plan(data)
+
+
+# Bad settings
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tensor_parallel_size", 0),
+        ("tensor_parallel_size", "two"),
+        ("max_model_len", "128k"),
+        ("max_model_len", None),
+        ("max_num_seqs", 0),
+        ("max_num_seqs", True),
+        ("gpu_memory_utilization", "most"),
+        ("gpu_memory_utilization", 90),
+        ("gpu_memory_utilization", 0),
+    ],
+)
+def test_bad_number_is_named(k100, name, value):
+    with pytest.raises(LLMError, match="setting '{0}' must be a number".format(name)):
+        make_plan(k100(settings={name: value}))
+
+
+def test_mistyped_setting_is_an_error(k100):
+    with pytest.raises(LLMError, match="no word for the setting 'max_num_seq'; did you mean \"max_num_seqs\""):
+        make_plan(k100(settings={"max_num_seq": 2}))
+
+
+# Enhancements
+
+
+def test_default_pair_gives_one_up():
+    decisions, extra = choose_enhancements(RECIPE, {}, [])
+    assert states(decisions) == {"mtp": "off", "prefix_caching": "on", "long_context": "off"}
+    assert extra == {"caching": True}
+
+
+def test_explicitly_wanted_one_stays_and_the_other_is_given_up():
+    decisions, extra = choose_enhancements(RECIPE, {"mtp": True}, [])
+    assert states(decisions) == {"mtp": "on", "prefix_caching": "off", "long_context": "off"}
+    assert extra == {"speculative": {"n": 2}, "caching": False}
+    assert "wrong answers" in {item["name"]: item["reason"] for item in decisions}["prefix_caching"]
+
+
+def test_asking_for_both_is_refused_with_the_way_out():
+    with pytest.raises(LLMError) as caught:
+        choose_enhancements(RECIPE, {"mtp": True, "prefix_caching": True}, [])
+    for part in ("mtp and prefix_caching forbidden together", "wrong answers", "issue 1", "llm_allow_forbidden: [mtp+prefix_caching]"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("allowed", ["mtp+prefix_caching", "prefix_caching+mtp"])
+@pytest.mark.parametrize("wanted", [{}, {"mtp": True, "prefix_caching": True}])
+def test_allowed_pair_runs_and_is_called_a_danger(allowed, wanted):
+    decisions, extra = choose_enhancements(RECIPE, wanted, [allowed])
+    assert states(decisions)["mtp"] == states(decisions)["prefix_caching"] == "on"
+    assert all("DANGER" in item["reason"] for item in decisions if item["name"] != "long_context")
+    assert extra == {"speculative": {"n": 2}, "caching": True}
+
+
+def test_allowing_another_pair_allows_nothing():
+    assert states(choose_enhancements(RECIPE, {}, ["mtp+long_context"])[0])["mtp"] == "off"
+
+
+def test_switched_off_by_hand_is_no_conflict():
+    decisions, _extra = choose_enhancements(RECIPE, {"prefix_caching": False}, [])
+    assert states(decisions) == {"mtp": "on", "prefix_caching": "off", "long_context": "off"}
+    assert {item["name"]: item["reason"] for item in decisions}["prefix_caching"] == "asked for"
+
+
+def test_unknown_enhancement_lists_the_known():
+    with pytest.raises(
+        LLMError, match="unknown enhancement 'prefix_cache' .variable llm_enhancements. for model 'toy': did you mean \"prefix_caching\""
+    ):
+        choose_enhancements(RECIPE, {"prefix_cache": True}, [])
+
+
+@pytest.mark.parametrize("value", ["false", "off", 0, None])
+def test_enhancement_takes_only_booleans(value):
+    with pytest.raises(LLMError, match="enhancement 'mtp' .* must be true or false"):
+        choose_enhancements(RECIPE, {"mtp": value}, [])
+
+
+# The demo's platform
+
+
+def cpu_input(shipped, cards=4, **changes):
+    values = {
+        "host": "local",
+        "address": "127.0.0.1",
+        "catalog": resolve(shipped, "cpu", "smollm2-135m"),
+        "cards": [
+            {
+                "id": "cpu:{0}".format(number),
+                "index": number,
+                "health": "ok",
+                "memory_total_mib": 1024,
+                "cpuset": str(number % 2),
+                "devices": {},
+            }
+            for number in range(cards)
+        ],
+        "image": "ironserve/llama-cpp:test",
+        "weights_path": "/w",
+        "key_file": "/k",
+        "cache_dir": "/c",
+    }
+    values.update(changes)
+    return PlanInput(**values)
+
+
+def test_the_demo_fits_four_cards_of_one_gibibyte(shipped):
+    plan = make_plan(cpu_input(shipped))
+    assert [replica["port"] for replica in plan["replicas"]] == [8001, 8002, 8003, 8004]
+    for number, replica in enumerate(plan["replicas"]):
+        assert replica["spec"]["cpuset"] == str(number % 2)
+        assert replica["spec"]["memory_mib"] == 1024
+        assert replica["spec"]["devices"] == []
+        assert replica["fit"]["concurrency"] >= replica["max_num_seqs"]
+    assert flag(plan, "--model") == "/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def test_too_little_memory_names_card_and_ways_out(shipped):
+    data = cpu_input(shipped)
+    for card in data.cards:
+        card["memory_total_mib"] = 256
+    with pytest.raises(LLMError, match="smollm2-135m q4_1 does not fit card cpu:0 of host local"):
+        make_plan(data)
+
+
+def test_plan_does_not_change_its_input(k100):
+    data = k100(settings={"max_num_seqs": 2}, environment={"A_VAR": "1"})
+    before = copy.deepcopy(dataclasses.asdict(data))
+    make_plan(data)
+    assert dataclasses.asdict(data) == before

@@ -1,0 +1,274 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Every scripted fault gets its verdict over real sockets, and no healthy oddity raises an alarm."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from faults.engines.scripted import BEHAVIOURS, Engine
+
+from ansible_collections.ironserve.llm.plugins.module_utils import _card_use, _verify
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+
+ACCEPTANCE = {
+    "floor_decode_tokens_per_s": 5,
+    "ttft_limit_s": 0.5,
+    "checks": [
+        {
+            "check": "exact",
+            "id": "japan",
+            "language": "en",
+            "prompt": "What is the capital of Japan?",
+            "expect": ["Tokyo"],
+            "finish": "stop",
+        },
+        {
+            "check": "nonce_recall",
+            "id": "en",
+            "language": "en",
+            "prompt": "The secret code is {nonce}. What is the secret code?",
+            "answer": "The secret code is {nonce}.",
+            "shots": ["418362"],
+        },
+        {
+            "check": "nonce_recall",
+            "id": "zh",
+            "language": "zh",
+            "prompt": "密码是 {nonce}。",
+            "answer": "密码是 {nonce}。",
+            "shots": ["905174"],
+        },
+        {"check": "stream_equals_unary", "id": "japan", "language": "en", "prompt": "What is the capital of Greece?"},
+        {"check": "quality", "id": "bread", "language": "en", "prompt": "Tell me about bread."},
+        {"check": "quality", "id": "bread_zh", "language": "zh", "prompt": "请介绍面包的历史。"},
+    ],
+    "not_applicable": [{"check": "tool_loop", "reason": "scripted", "measured": "no tools"}],
+}
+LIMITS = _verify.Limits(first_token_s=1.0, request_s=3.0, total_s=30.0, slow_window_s=0.5)
+
+
+def prove(engine, acceptance=ACCEPTANCE, limits=LIMITS, model="scripted", **options):
+    endpoint = _verify.Endpoint("r0", engine.url, options.pop("api_key_file", ""), **options.pop("endpoint", {}))
+    return _verify.prove_all([endpoint], model, _verify.read_acceptance(acceptance), limits, **options)[0]
+
+
+def changed(**changes):
+    return {**ACCEPTANCE, **changes}
+
+
+@pytest.mark.parametrize("behaviour", sorted(BEHAVIOURS))
+def test_every_behaviour_gets_its_verdict(behaviour):
+    with Engine(behaviour, slow_s=0.6) as engine:
+        proof = prove(engine)
+    assert proof.verdict == BEHAVIOURS[behaviour], proof.evidence
+    assert proof.evidence
+    assert bool(proof.next_step) != proof.ok
+    if not proof.ok:
+        assert (proof.ttft_ms, proof.decode_tokens_per_s, proof.card_use_pct) == (None, None, None)
+
+
+def test_a_healthy_proof_has_figures_and_echoes_what_does_not_apply():
+    with Engine("healthy") as engine:
+        proof = prove(engine)
+    assert proof.decode_tokens_per_s > 50
+    assert 0 < proof.ttft_ms < 500
+    statuses = {(check["check"], check["id"]): check["status"] for check in proof.checks}
+    assert statuses[("tool_loop", "")] == "not_applicable"
+    assert statuses[("card_use", "")] == "not_applicable"
+    assert len([status for status in statuses.values() if status == "pass"]) == 8
+
+
+def test_a_slow_engine_is_named_with_its_measured_speed_before_any_time_out():
+    start = time.monotonic()
+    with Engine("slow", slow_s=0.5) as engine:
+        proof = prove(engine, changed(floor_decode_tokens_per_s=20), _verify.Limits(first_token_s=5, request_s=60, slow_window_s=0.8))
+    assert time.monotonic() - start < 4
+    assert proof.verdict == "slow"
+    assert "the floor is 20 tokens/s" in proof.evidence[0]
+    measured = float(proof.evidence[0].split(" tokens/s")[0].split(": ")[1])
+    assert measured == pytest.approx(2.0, rel=0.2)
+
+
+def test_one_token_before_the_deadline_is_slow_not_stalled():
+    with Engine("slow", slow_s=1.5) as engine:
+        proof = prove(engine, limits=_verify.Limits(first_token_s=5, request_s=1.0))
+    assert proof.verdict == "slow"
+    assert "1 tokens in 1.0 s" in proof.evidence[0]
+
+
+def test_garbage_that_is_fast_has_no_figures_and_speed_is_not_even_judged():
+    with Engine("garbage_words") as engine:
+        proof = prove(engine)
+    assert proof.verdict == "garbage"
+    assert "speed" not in [check["check"] for check in proof.checks]
+
+
+def test_the_nonce_is_new_in_every_run():
+    with Engine("healthy") as engine:
+        prove(engine)
+        prove(engine)
+        codes = [body["messages"][-1]["content"] for body in engine.asked if "密码" in body["messages"][-1]["content"]]
+    assert len(codes) == 2
+    assert codes[0] != codes[1]
+
+
+def test_the_key_comes_from_its_file_and_never_shows(tmp_path):
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    right.write_text("s3cret-right\n")
+    wrong.write_text("s3cret-wrong\n")
+    with Engine("healthy", key="s3cret-right") as engine:
+        assert prove(engine, api_key_file=str(right), bad_key=True).ok
+        refused = prove(engine, api_key_file=str(wrong))
+        missing = prove(engine, api_key_file=str(tmp_path / "none"))
+    assert refused.verdict == "unknown"
+    assert "the API key was refused" in refused.evidence[0]
+    assert "s3cret" not in repr(refused)
+    assert missing.verdict == "unknown"
+    assert str(tmp_path / "none") in missing.evidence[0]
+
+
+def test_open_doors_are_not_ok(tmp_path):
+    key = tmp_path / "key"
+    key.write_text("k")
+    with Engine("healthy", key="k") as engine:
+        assert prove(engine, api_key_file=str(key), closed_paths=("/invocations", "/metrics")).ok
+        proof = prove(engine, api_key_file=str(key), closed_paths=("/health",))
+        assert proof.verdict == "partial"
+        assert proof.evidence == ["closed_path /health: HTTP 200, not 404: this path must be closed"]
+    with Engine("healthy") as engine:
+        proof = prove(engine, bad_key=True)
+        assert proof.verdict == "partial"
+        assert proof.evidence[0] == "bad_key a_wrong_key: a wrong key got HTTP 200, not 401"
+
+
+def test_nothing_listens_is_dead():
+    with Engine("healthy") as engine:
+        pass
+    proof = prove(engine)
+    assert proof.verdict == "dead"
+    assert "connection refused" in proof.evidence[0]
+
+
+def test_several_replicas_keep_their_order_and_verdicts():
+    with Engine("healthy") as one, Engine("garbage_run") as two, Engine("healthy") as three:
+        endpoints = [_verify.Endpoint(name, engine.url) for name, engine in (("a", one), ("b", two), ("c", three))]
+        proofs = _verify.prove_all(endpoints, "scripted", _verify.read_acceptance(ACCEPTANCE), LIMITS)
+    assert [(proof.name, proof.verdict) for proof in proofs] == [("a", "ok"), ("b", "garbage"), ("c", "ok")]
+    lines = _verify.table(proofs)
+    assert lines[1].split()[:2] == ["a", "ok"]
+    assert any(line.startswith("  because  exact japan") for line in lines)
+    assert any(line.startswith("  next     The weights") for line in lines)
+
+
+class Meter:
+    """A card use sampler that says what the test wants."""
+
+    def __init__(self, percent):
+        self.value = percent
+
+    def percent(self):
+        if isinstance(self.value, Exception):
+            raise self.value
+        return self.value
+
+
+@pytest.mark.parametrize(
+    "percent, verdict, figure",
+    [(80.0, "ok", 80.0), (0.5, "unknown", None), (LLMError("gone"), "unknown", None)],
+)
+def test_answers_without_work_on_the_cards_are_not_believed(monkeypatch, percent, verdict, figure):
+    monkeypatch.setattr(_card_use, "sampler", lambda *_args: Meter(percent))
+    with Engine("healthy") as engine:
+        proof = prove(engine, endpoint={"container": "x", "platform": "cpu"})
+    assert (proof.verdict, proof.card_use_pct) == (verdict, figure)
+
+
+def test_idle_cards_are_part_of_the_evidence_of_a_stall(monkeypatch):
+    monkeypatch.setattr(_card_use, "sampler", lambda *_args: Meter(0.2))
+    with Engine("never_answers") as engine:
+        proof = prove(engine, endpoint={"container": "x", "platform": "cpu"})
+    assert proof.verdict == "stalled"
+    assert proof.evidence[-1] == "the cards were 0 % busy meanwhile"
+
+
+def test_a_platform_without_sampler_is_a_warning():
+    with Engine("healthy") as engine:
+        proof = prove(engine, endpoint={"container": "x", "platform": "abacus"})
+    assert proof.ok
+    found = [check for check in proof.checks if check["check"] == "card_use"]
+    assert found[0]["status"] == "warn"
+    assert 'platform "abacus" has no card use sampler' in found[0]["detail"]
+
+
+def test_a_recipe_may_forgive_a_wrong_exact_answer_but_never_the_nonce():
+    wrong = {"check": "exact", "id": "wrong", "prompt": "What is the capital of China?", "expect": ["Paris"]}
+    checks = [*ACCEPTANCE["checks"], wrong]
+    with Engine("healthy") as engine:
+        assert prove(engine, changed(checks=checks)).verdict == "garbage"
+        forgiving = prove(engine, changed(checks=checks, exact_pass_share=0.5))
+        assert forgiving.ok
+    with Engine("canned") as engine:
+        assert prove(engine, changed(exact_pass_share=0.01)).verdict == "garbage"
+
+
+def test_extra_request_members_reach_the_engine():
+    with Engine("healthy") as engine:
+        prove(engine, changed(request={"chat_template_kwargs": {"enable_thinking": False}}))
+        assert all(body["chat_template_kwargs"] == {"enable_thinking": False} for body in engine.asked)
+
+
+def test_a_proof_has_a_deadline_of_its_own():
+    with Engine("healthy") as engine:
+        proof = prove(engine, limits=_verify.Limits(total_s=0.000001))
+    assert proof.verdict == "unknown"
+    assert "not complete after 1e-06 s" in proof.evidence[0]
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        ({"checks": [{"check": "exct"}]}, 'did you mean "exact"'),
+        ({"checks": [{"check": "exact", "prompt": "x"}]}, "the key 'expect' is missing"),
+        ({"checks": [{"check": "exact", "prompt": "x", "expect": "Tokyo"}]}, "'expect' must be a list"),
+        ({"checks": [{"check": "exact", "id": "a", "prompt": "x", "expects": ["y"]}]}, '(exact a): unknown key "expects"'),
+        ({"checks": [{"check": "nonce_recall", "prompt": "x", "answer": "{nonce}", "shots": ["1"]}]}, "'prompt' must contain {nonce}"),
+        ({"checks": [{"check": "speed"}]}, "at least one 'exact' or 'nonce_recall'"),
+        ({"checks": "exact"}, "must be a list of checks"),
+        ({"cheks": []}, 'unknown key "cheks"'),
+        ({"checks": ACCEPTANCE["checks"], "floor_decode_tokens_per_s": 0}, "acceptance.floor_decode_tokens_per_s must be a number above 0"),
+        ({"checks": ACCEPTANCE["checks"], "not_applicable": [{"check": "x"}]}, "'check' and 'reason'"),
+        ({"checks": [{"check": "quality", "prompt": "x", "max_tokens": "many"}]}, "'max_tokens' must be a whole number"),
+    ],
+)
+def test_a_bad_acceptance_block_is_named(data, message):
+    with pytest.raises(LLMError) as caught:
+        _verify.read_acceptance(data)
+    assert message in str(caught.value)
+
+
+def test_the_shipped_recipes_are_valid(shipped):
+    for recipe in shipped["models"].values():
+        _verify.read_acceptance(recipe["acceptance"])
+    demo = shipped["models"]["smollm2-135m"]["acceptance"]
+    margins = [check["margin_nats"] for check in demo["checks"] if check["check"] in ("exact", "nonce_recall")]
+    assert len(margins) >= 6
+    assert min(margins) >= 2.0
+
+
+@pytest.mark.parametrize(
+    "text, word, found",
+    [
+        ("The capital is Tokyo.", "tokyo", True),
+        ("Tokyoite", "Tokyo", False),
+        ("code 14183629", "418362", False),
+        ("code 418362。", "418362", True),
+        ("首都是北京市", "北京", True),
+        ("", "x", False),
+    ],
+)
+def test_words_are_found_whole(text, word, found):
+    assert _verify.contains(text, word) is found

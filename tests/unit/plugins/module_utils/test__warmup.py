@@ -1,0 +1,136 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Warm-up ends with a real token or with a reason, and a dying container is noticed at once."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from faults.engines.scripted import Engine
+
+from ansible_collections.ironserve.llm.plugins.module_utils import _docker, _warmup
+from ansible_collections.ironserve.llm.plugins.module_utils._verify import Endpoint
+
+
+def warm(engine, timeout_s=3.0, requests=1, container="", key=""):
+    return _warmup.warm_all([Endpoint("r0", engine.url, key, container)], "scripted", requests, timeout_s)[0]
+
+
+@pytest.fixture
+def container(monkeypatch):
+    """A container whose state the test changes; ``asked`` counts how often it was looked at."""
+
+    class Container:
+        state = {"running": True, "exit_code": 0, "log_tail": ""}
+        asked = 0
+
+        def look(self, name):
+            assert name == "c0"
+            self.asked += 1
+            return self.state
+
+        def end(self):
+            self.state = {"running": False, "exit_code": 139, "log_tail": "loading\nfatal: illegal memory access"}
+
+    made = Container()
+    monkeypatch.setattr(_docker, "container_state", made.look)
+    return made
+
+
+def test_a_warm_replica_costs_little():
+    start = time.monotonic()
+    with Engine("healthy") as engine:
+        result = warm(engine)
+    assert time.monotonic() - start < 1
+    assert result.error == ""
+    assert 0 <= result.health_s <= result.first_token_s < 1
+
+
+def test_health_is_waited_for_and_then_every_request_made():
+    with Engine("healthy", start_s=0.6) as engine:
+        result = warm(engine, requests=3)
+        assert result.error == ""
+        assert result.health_s >= 0.5
+        assert len(engine.asked) == 3
+        assert engine.asked[0]["max_tokens"] == _warmup.TOKENS
+
+
+def test_the_deadline_names_the_replica_and_what_was_last_seen():
+    with Engine("loading") as engine:
+        result = warm(engine, timeout_s=0.6)
+    assert result.error.startswith(f"replica r0 at {engine.url} did not warm up: not ready after 0.6 s; last seen: ")
+    assert "HTTP 503" in result.error
+    assert result.health_s is None
+
+
+def test_up_but_silent_ends_at_the_deadline():
+    start = time.monotonic()
+    with Engine("never_answers") as engine:
+        result = warm(engine, timeout_s=0.8)
+    assert time.monotonic() - start < 3
+    assert "not ready after 0.8 s" in result.error
+    assert result.health_s is not None
+    assert result.first_token_s is None
+
+
+@pytest.mark.parametrize("behaviour", ["status_500", "error_in_stream", "garbage_empty", "status_401"])
+def test_up_but_not_generating_is_said_without_waiting(behaviour):
+    start = time.monotonic()
+    with Engine(behaviour) as engine:
+        result = warm(engine, timeout_s=30)
+    if behaviour == "error_in_stream":
+        # Tokens came first: the proof, not the warm-up, judges the rest.
+        assert result.error == ""
+    else:
+        assert "it is up but does not generate" in result.error
+    assert time.monotonic() - start < 5
+
+
+def test_death_at_the_first_request_shows_the_log(container):
+    with Engine("dies_at_first_request") as engine:
+        die = engine.die
+        engine.die = lambda: (container.end(), die())
+        result = warm(engine, timeout_s=30, container="c0")
+    assert "container c0 exited with code 139" in result.error
+    assert "fatal: illegal memory access" in result.error
+
+
+def test_death_while_loading_is_noticed_long_before_the_deadline(container):
+    container.end()
+    start = time.monotonic()
+    with Engine("loading") as engine:
+        result = warm(engine, timeout_s=60, container="c0")
+    assert time.monotonic() - start < 10
+    assert "exited with code 139" in result.error
+
+
+def test_death_during_a_silent_request_is_noticed_although_nothing_closes(container, monkeypatch):
+    monkeypatch.setattr(_warmup, "WATCH_S", 0.2)
+    with Engine("never_answers") as engine:
+        look = container.look
+
+        def ends_after_the_request(name):
+            if engine.asked:
+                container.end()
+            return look(name)
+
+        monkeypatch.setattr(_docker, "container_state", ends_after_the_request)
+        start = time.monotonic()
+        result = warm(engine, timeout_s=60, container="c0")
+    assert time.monotonic() - start < 5
+    assert "exited with code 139" in result.error
+
+
+def test_a_living_container_is_not_asked_all_the_time(container):
+    with Engine("loading") as engine:
+        warm(engine, timeout_s=1.0, container="c0")
+    assert container.asked == 1
+
+
+def test_a_missing_key_file_is_named():
+    with Engine("healthy") as engine:
+        result = warm(engine, key="/nonexistent/engine.key")
+    assert "/nonexistent/engine.key" in result.error

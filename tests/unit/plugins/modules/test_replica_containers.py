@@ -1,0 +1,122 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""What the module does before and around the engine: no engine, busy ports, cache directories, the order of a replacement.
+
+The whole life of a container on a real engine is in tests/integration.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.modules import replica_containers
+
+
+class NoContainers:
+    """An engine that runs nothing."""
+
+    def containers(self, **_filters):
+        return []
+
+
+def spec(name="ironserve-c0", **changes):
+    values = {
+        "name": name,
+        "spec_hash": "new",
+        "image": "img",
+        "command": ["serve"],
+        "stop_timeout_s": 1,
+        "network": "ironserve",
+        "own_devices": [],
+        "mounts": [],
+        "publish": {"address": "127.0.0.1", "port": 0, "container_port": 8000},
+    }
+    values.update(changes)
+    return values
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    return {"specs": [spec()], "cache_dir": str(tmp_path / "cache"), "socket": str(tmp_path / "no.sock")}
+
+
+def test_dry_run_on_a_virgin_host_says_what_would_come(run_module, arguments, tmp_path):
+    result = run_module(replica_containers, arguments, check_mode=True)
+    assert result["changed"] is True
+    assert result["actions"] == [{"name": "ironserve-c0", "action": "create", "reason": "there is no such container"}]
+    assert '"spec_hash": "new"' in result["diff"][0]["after"]
+    assert list(tmp_path.iterdir()) == [], "a dry run makes nothing"
+
+
+def test_without_an_engine_nothing_can_be_made(run_module, arguments):
+    result = run_module(replica_containers, arguments)
+    assert result["failed"] is True
+    assert "no container engine answers on " + arguments["socket"] in result["msg"]
+
+
+def test_without_an_engine_everything_is_absent(run_module, arguments):
+    result = run_module(replica_containers, dict(arguments, state="absent"))
+    assert result["changed"] is False
+    assert result["actions"][0]["action"] == "keep"
+    assert result["orphans"] == []
+
+
+def test_predecessor_named_on_its_own_goes_with_its_successor(run_module, arguments):
+    arguments["specs"] = [spec("ironserve-c0-previous"), spec("ironserve-c0"), spec("ironserve-c1-previous")]
+    result = run_module(replica_containers, dict(arguments, state="absent"))
+    assert [item["name"] for item in result["actions"]] == ["ironserve-c0", "ironserve-c1-previous"]
+
+
+def test_free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert replica_containers.busy_port(NoContainers(), "127.0.0.1", port) == ""
+
+
+def test_busy_port_names_the_process():
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        text = replica_containers.busy_port(NoContainers(), "127.0.0.1", port)
+    assert text.startswith("127.0.0.1:{0} is taken by ".format(port))
+    assert "(pid {0})".format(os.getpid()) in text
+
+
+def test_busy_port_names_the_container():
+    class Engine:
+        def containers(self, **_filters):
+            return [{"Names": ["/grafana"], "Ports": [{"Type": "tcp", "PublicPort": port}]}]
+
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        assert "is taken by container grafana" in replica_containers.busy_port(Engine(), "127.0.0.1", port)
+
+
+def test_address_that_is_not_ours_is_said():
+    assert "cannot be bound" in replica_containers.busy_port(NoContainers(), "192.0.2.1", 1)
+
+
+def test_cache_directory_is_private_and_the_engines(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("giving a directory to another user takes root")
+    below = tmp_path / "cache"
+    replica_containers.make_cache_dirs(spec(mounts=[{"source": str(below / "c0"), "owner": 64064}, {"source": "/nowhere"}]), str(below))
+    status = (below / "c0").stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (64064, 64064, 0o700)
+
+
+@pytest.mark.parametrize("path", ["elsewhere", "cache/../elsewhere", "cache-of-another/c0"])
+def test_no_directory_is_made_elsewhere(tmp_path, path):
+    with pytest.raises(LLMError, match="is not below"):
+        replica_containers.make_cache_dirs(spec(mounts=[{"source": str(tmp_path / path), "owner": 64064}]), str(tmp_path / "cache"))
+    assert list(tmp_path.iterdir()) == []

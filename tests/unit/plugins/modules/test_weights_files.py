@@ -1,0 +1,122 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""weights_files as Ansible runs it: present, absent, purged, check and diff mode."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from faults.tiny_gguf import tiny_gguf
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def run(module: str, **arguments) -> tuple[int, dict]:
+    """Run the module as Ansible does, in a process of its own; returns exit status and result."""
+    done = subprocess.run(
+        [sys.executable, "-B", str(ROOT / "plugins" / "modules" / (module + ".py"))],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
+        env=dict(os.environ, PYTHONPATH=str(collections_path())),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.strip().startswith("{"), done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def collections_path() -> Path:
+    """The directory that holds ``ansible_collections``, in the checkout as in an installed collection."""
+    return ROOT.parents[2] if ROOT.parts[-3:] == ("ansible_collections", "ironserve", "llm") else ROOT / "collections"
+
+
+def manifest(files) -> list[dict]:
+    return [{"path": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()]
+
+
+GOOD = {"one.gguf": tiny_gguf(), "sub/two.gguf": tiny_gguf(("x.weight",))}
+
+
+class Site:
+    """A target below a weights directory and a source directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.base = folder / "weights"
+        self.path = self.base / "demo" / "q"
+        self.marker = self.base / ".verified" / "demo-q.json"
+        self.origin = folder / "origin"
+        for name, data in GOOD.items():
+            (self.origin / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.origin / name).write_bytes(data)
+
+    def present(self, **more) -> tuple[int, dict]:
+        arguments = {"source": {"kind": "directory", "path": str(self.origin)}, "manifest": manifest(GOOD), "format": "gguf"}
+        return run("weights_files", **{"path": str(self.path), "marker": str(self.marker), **arguments, **more})
+
+
+@pytest.fixture
+def site(tmp_path) -> Site:
+    return Site(tmp_path)
+
+
+def test_present_changes_once_and_shows_the_difference(site):
+    code, result = site.present(_ansible_diff=True)
+    assert (code, result["changed"], result["fetched"], result["kept"]) == (0, True, ["one.gguf", "sub/two.gguf"], [])
+    assert result["fetched_bytes"] == sum(map(len, GOOD.values()))
+    assert (result["diff"]["before"], result["diff"]["after"].count("\n")) == ("", 2)
+    code, result = site.present()
+    assert (code, result["changed"], result["fetched"]) == (0, False, [])
+    assert result["diff"]["before"] == result["diff"]["after"] != ""
+
+
+def test_check_mode_tells_the_truth_and_writes_nothing(site):
+    code, result = site.present(_ansible_check_mode=True)
+    assert (code, result["changed"], result["fetched"]) == (0, True, ["one.gguf", "sub/two.gguf"])
+    assert not site.base.exists()
+    site.present()
+    assert site.present(_ansible_check_mode=True)[1]["changed"] is False
+
+
+def test_check_mode_says_that_a_source_is_not_there(site):
+    code, result = site.present(source={"kind": "directory", "path": "/nonexistent"}, _ansible_check_mode=True)
+    assert code == 1 and "/nonexistent" in result["msg"]
+
+
+def test_absent_and_purged_change_once(site):
+    site.present()
+    assert run("weights_files", path=str(site.path), marker=str(site.marker), state="absent", _ansible_check_mode=True)[1]["changed"]
+    assert site.path.exists()
+    assert run("weights_files", path=str(site.path), marker=str(site.marker), state="absent")[1]["changed"]
+    assert not site.base.exists()
+    assert not run("weights_files", path=str(site.path), marker=str(site.marker), state="absent")[1]["changed"]
+    site.present()
+    assert run("weights_files", path=str(site.base), state="purged", _ansible_check_mode=True)[1]["changed"]
+    assert site.path.exists()
+    result = run("weights_files", path=str(site.base), state="purged")[1]
+    assert result["changed"] and "demo/q/one.gguf" in result["diff"]["before"]
+    assert not site.base.exists()
+    assert not run("weights_files", path=str(site.base), state="purged")[1]["changed"]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"source": {"kind": "directory"}}, "path"),
+        ({"source": {"kind": "pypi", "project": "x"}}, "version"),
+        ({"source": {"kind": "ftp"}}, "one of"),
+        ({"source": {"kind": "directory", "path": "/nonexistent"}}, "/nonexistent"),
+        ({"margin_mib": 1 << 40}, "not enough disk space"),
+    ],
+)
+def test_bad_arguments_are_one_message_and_no_traceback(site, more, says):
+    code, result = site.present(**more)
+    assert code == 1 and says in result["msg"] and "Traceback" not in result["msg"]
+    assert not site.path.exists()

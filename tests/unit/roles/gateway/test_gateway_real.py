@@ -1,0 +1,799 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The shipped template, script and modules with a real HAProxy on loopback, without an init system."""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible.module_utils.testing import patch_module_args
+
+from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy
+from ansible_collections.ironserve.llm.plugins.modules import gateway_config, gateway_info, gateway_keys, gateway_servers
+
+ROOT = Path(__file__).resolve().parents[4]
+ROLE = ROOT / "roles" / "gateway"
+HAPROXY = "/usr/sbin/haproxy"
+
+pytestmark = pytest.mark.skipif(
+    not os.path.exists(HAPROXY) or not shutil.which("start-stop-daemon") or os.geteuid() != 0,
+    reason="needs HAProxy, start-stop-daemon and root",
+)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("what was waited for did not come")
+
+
+class Engine:
+    """A small engine: answers with what it saw, streams on demand, holds requests while ``gate`` is closed."""
+
+    def __init__(self, port=0):
+        self.seen = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.step = threading.Event()
+        self.busy = self.most = 0
+        self.lock = threading.Lock()
+        engine = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_arguments):
+                pass
+
+            def reply(self, data):
+                body = json.dumps(data).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_GET(self):
+                if self.path != "/health":
+                    engine.seen.append((self.path, dict(self.headers.items())))
+                self.reply({"port": engine.port})
+
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                with engine.lock:
+                    engine.busy += 1
+                    engine.most = max(engine.most, engine.busy)
+                engine.seen.append((self.path, dict(self.headers.items())))
+                try:
+                    wish = json.loads(body)
+                    if wish.get("stream"):
+                        self.stream(wish)
+                    else:
+                        engine.gate.wait(20)
+                        self.reply({"port": engine.port, "length": len(body)})
+                except OSError:
+                    self.close_connection = True
+                finally:
+                    with engine.lock:
+                        engine.busy -= 1
+
+            def stream(self, wish):
+                self.send_response(200)
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                for number in range(wish["stream"]):
+                    event = b"data: %d\n\n" % number
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
+                    self.wfile.flush()
+                    engine.step.wait(20)
+                    if wish.get("once_a_step"):
+                        engine.step.clear()
+                self.wfile.write(b"0\r\n\r\n")
+
+        class Server(http.server.ThreadingHTTPServer):
+            request_queue_size = 128
+            daemon_threads = True
+
+            def handle_error(self, *_arguments):
+                pass
+
+        self.server = Server(("127.0.0.1", port), Handler)
+        self.port = self.server.server_address[1]
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def stop(self):
+        self.gate.set()
+        self.step.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class Gateway:
+    """The gateway as the role makes it, in a directory of its own."""
+
+    ENGINE_KEY = "engine-key-that-nobody-may-see"
+
+    def __init__(self, run_module, **options):
+        self.run_module = run_module
+        # Short, because the path of a Unix socket has to fit into 107 bytes.
+        self.home = Path(tempfile.mkdtemp(prefix="gw"))
+        for name in ("etc/gateway", "etc/keys", "run"):
+            (self.home / name).mkdir(parents=True)
+        (self.home / "etc/keys/engine.key").write_text(self.ENGINE_KEY + "\n", encoding="utf-8")
+        shutil.copy(ROLE / "files/save_server_state.py", self.home / "etc/gateway")
+        (self.home / "etc/gateway/save_server_state.py").chmod(0o700)
+        self.port, self.stats_port = free_port(), free_port()
+        self.options = {
+            "llm_config_dir": str(self.home / "etc"),
+            "llm_run_dir": str(self.home / "run"),
+            "gateway_bind_address": "127.0.0.1",
+            "gateway_port": self.port,
+            "gateway_stats_port": self.stats_port,
+            "gateway_service_name": "test-gateway",
+            "gateway_script": str(self.home / "test-gateway"),
+            "gateway_threads": 1,
+            **options,
+        }
+        self.socket = str(self.home / "run/gateway.sock")
+        self.config = self.home / "etc/gateway/haproxy.cfg"
+        self.door = _haproxy.AdminSocket(self.socket)
+        self.keys_options = {
+            "default_key_file": str(self.home / "etc/keys/client-default.key"),
+            "engine_key_file": str(self.home / "etc/keys/engine.key"),
+            "keys_map": str(self.home / "etc/gateway/keys.map"),
+            "engine_map": str(self.home / "etc/gateway/engine.map"),
+            "socket": self.socket,
+        }
+        self.keys()
+        self.key = (self.home / "etc/keys/client-default.key").read_text(encoding="utf-8").strip()
+
+    def info(self):
+        return self.run_module(
+            gateway_info, {"config": str(self.config), "socket": self.socket, "pid_file": str(self.home / "run/gateway.pid")}
+        )
+
+    def render(self, name, servers, **changes):
+        from ansible.parsing.dataloader import DataLoader
+        from ansible.template import Templar
+
+        try:
+            from ansible.template import trust_as_template as trust
+        except ImportError:
+
+            def trust(text):
+                return text
+
+        def trusted(value):
+            if isinstance(value, dict):
+                return {key: trusted(item) for key, item in value.items()}
+            if isinstance(value, list):
+                return [trusted(item) for item in value]
+            return trust(value) if isinstance(value, str) else value
+
+        variables = {}
+        for part in ("defaults", "vars"):
+            variables.update(yaml.safe_load((ROLE / part / "main.yml").read_text(encoding="utf-8")))
+        variables.update(self.options, **changes)
+        variables.update(__gateway_info=self.info(), __gateway_servers=servers, __gateway_manager="direct")
+        variables = trusted(variables)
+        variables["path"] = str(ROLE / "templates" / name)
+        templar = Templar(loader=DataLoader(), variables=variables)
+        return templar.template(trust("{{ lookup('ansible.builtin.template', path) }}"))
+
+    def put(self, servers, check=False, config=None, wait_s=10, **changes):
+        """Do what the role does with its service file and its configuration."""
+        script = self.home / "test-gateway"
+        script.write_text(self.render("gateway.init.j2", servers, **changes), encoding="utf-8")
+        script.chmod(0o755)
+        return self.run_module(
+            gateway_config,
+            {
+                "config": config or self.render("haproxy.cfg.j2", servers, **changes),
+                "path": str(self.config),
+                "socket": self.socket,
+                "service_manager": "direct",
+                "script": str(script),
+                "wait_s": wait_s,
+            },
+            check_mode=check,
+        )
+
+    def keys(self, check=False, **options):
+        return self.run_module(gateway_keys, dict(self.keys_options, **options), check_mode=check)
+
+    def set(self, check=False, wait_s=5, missing="fail", **states):
+        return self.run_module(
+            gateway_servers,
+            {
+                "socket": self.socket,
+                "master_socket": str(self.home / "run/gateway-master.sock"),
+                "servers": [{"name": name, "state": state} for name, state in states.items()],
+                "wait_s": wait_s,
+                "missing": missing,
+            },
+            check_mode=check,
+        )
+
+    def script(self, verb):
+        return subprocess.run([str(self.home / "test-gateway"), verb], capture_output=True, text=True, timeout=30, check=False)
+
+    def connect(self):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+
+    def post(self, wish=None, key=None, path="/v1/chat/completions", **headers):
+        door = self.connect()
+        try:
+            door.request("POST", path, json.dumps(wish or {}), {"Authorization": "Bearer " + (key or self.key), **headers})
+            answer = door.getresponse()
+            return answer.status, json.loads(answer.read()), answer.headers
+        finally:
+            door.close()
+
+    def raw(self, text):
+        """Send bytes as they are; return the status line and the body."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as door:
+            door.sendall(text.encode())
+            answer = http.client.HTTPResponse(door)
+            answer.begin()
+            return answer.status, answer.read()
+
+    def remove(self):
+        pids = self.info()["pids"]
+        for pid in pids[:1]:
+            os.kill(pid, signal.SIGTERM)
+        until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+        shutil.rmtree(self.home)
+
+
+def server(name, port, proven=True, places=2):
+    return {"name": name, "address": "127.0.0.1", "port": port, "max_num_seqs": places, "proven": proven}
+
+
+@pytest.fixture
+def call(capsys):
+    """Run a module's own ``main``; a failed module is an AssertionError with its message."""
+
+    def run(module, arguments, check_mode=False):
+        capsys.readouterr()
+        with patch_module_args(dict(arguments, _ansible_check_mode=check_mode)), pytest.raises(SystemExit):
+            module.main()
+        result = json.loads(capsys.readouterr().out)
+        if result.get("failed"):
+            raise AssertionError(result["msg"])
+        return result
+
+    return run
+
+
+@pytest.fixture
+def make(call):
+    """Make gateways and engines that are gone after the test."""
+    made = []
+
+    def gateway(**options):
+        made.append(Gateway(call, **options))
+        return made[-1]
+
+    def engine(port=0):
+        made.append(Engine(port))
+        return made[-1]
+
+    gateway.engine = engine
+    yield gateway
+    for thing in reversed(made):
+        getattr(thing, "remove", getattr(thing, "stop", None))()
+
+
+@pytest.fixture
+def pair(make):
+    """A gateway with two engines behind it, both healthy."""
+    gateway = make()
+    engines = [make.engine(), make.engine()]
+    servers = [server("n-c0", engines[0].port), server("n-c1", engines[1].port)]
+    assert gateway.put(servers)["action"] == "started"
+    return gateway, engines, servers
+
+
+# Keeping out
+
+
+def test_perimeter(pair):
+    gateway, engines, _servers = pair
+    key = "Authorization: Bearer " + gateway.key
+    cases = {
+        "GET /v1/models HTTP/1.1\r\nHost: a": 401,
+        "GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer wrong-key": 401,
+        "GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: " + gateway.key: 401,
+        f"GET /v1/models HTTP/1.1\r\nHost: a\r\n{key}\r\n{key}": 401,
+        f"GET /v1/models HTTP/1.1\r\nHost: x/y?\r\n{key}": 400,
+        f"GET /v1/models HTTP/1.1\r\nHost: a\r\nHost: b\r\n{key}": 400,
+        f"GET /v1/models HTTP/1.1\r\n{key}": 400,
+        f"GET //v1/models HTTP/1.1\r\nHost: a\r\n{key}": 404,
+        f"GET /v1/../v1/models HTTP/1.1\r\nHost: a\r\n{key}": 404,
+        f"GET /%761/models HTTP/1.1\r\nHost: a\r\n{key}": 404,
+        f"GET /v1/models/ HTTP/1.1\r\nHost: a\r\n{key}": 404,
+        f"GET /metrics HTTP/1.1\r\nHost: a\r\n{key}": 404,
+        f"GET /health HTTP/1.1\r\nHost: a\r\n{key}": 404,
+        f"POST /invocations HTTP/1.1\r\nHost: a\r\n{key}\r\nContent-Length: 0": 404,
+        f"DELETE /v1/models HTTP/1.1\r\nHost: a\r\n{key}": 405,
+        f"GET /v1/completions HTTP/1.1\r\nHost: a\r\n{key}": 405,
+        f"POST /v1/completions HTTP/1.1\r\nHost: a\r\n{key}\r\nTransfer-Encoding: chunked": 411,
+        f"POST /v1/completions HTTP/1.1\r\nHost: a\r\n{key}\r\nContent-Length: 99999999": 413,
+    }
+    got = {}
+    for head in cases:
+        status, body = gateway.raw(head + "\r\nConnection: close\r\n\r\n")
+        got[head] = status
+        # What is not even HTTP is refused by HAProxy's parser, which has one page for that.
+        if "Host: b" not in head:
+            assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}, head
+    assert got == cases
+    assert not engines[0].seen and not engines[1].seen
+
+
+def test_what_the_engine_sees(pair):
+    gateway, engines, _servers = pair
+    for target in ("/v1/models?api-version=1", "http://evil/v1/models"):
+        host = "evil" if "evil" in target else "a.example:8000"
+        status, _body = gateway.raw(
+            f"GET {target} HTTP/1.1\r\nHost: {host}\r\nAuthorization: bEaReR {gateway.key}\r\n"
+            "X-Forwarded-For: 1.2.3.4\r\nX-Forwarded-Host: evil\r\nForwarded: for=evil\r\nX-Real-IP: 1.2.3.4\r\nConnection: close\r\n\r\n"
+        )
+        assert status == 200
+    for path, headers in engines[0].seen + engines[1].seen:
+        low = {name.lower(): value for name, value in headers.items()}
+        assert path == "/v1/models"
+        assert low["host"] == "ironserve"
+        assert low["authorization"] == "Bearer " + gateway.ENGINE_KEY
+        assert not any(name.startswith(("x-forwarded", "x-real", "forwarded")) for name in low)
+    assert len(engines[0].seen + engines[1].seen) == 2
+
+
+def test_secrets_are_only_in_their_files(pair):
+    gateway, _engines, _servers = pair
+    gateway.post()
+    config = gateway.config.read_text(encoding="utf-8")
+    said = gateway.door.ask("show events ironserve_log")
+    commands = "".join(Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8") for pid in gateway.info()["pids"])
+    for text in (config, said, commands, (gateway.home / "etc/gateway/keys.map").read_text(encoding="utf-8")):
+        assert gateway.ENGINE_KEY not in text and gateway.key not in text
+    for path in (gateway.home / "etc/gateway").iterdir():
+        assert path.stat().st_mode & 0o077 == 0, path
+    for path in ("run/gateway.sock", "run/gateway-master.sock", "etc/keys/client-default.key"):
+        assert (gateway.home / path).stat().st_mode & 0o777 == 0o600, path
+
+
+def test_rate_limit(make):
+    gateway, engine = make(gateway_rate_limit_per_minute=3), make.engine()
+    gateway.put([server("n-c0", engine.port)])
+    answers = [gateway.post() for _number in range(5)]
+    assert [status for status, _body, _headers in answers] == [200, 200, 200, 429, 429]
+    assert answers[-1][1]["error"]["code"] == "rate_limit_exceeded"
+    assert answers[-1][2]["Retry-After"] == "5"
+
+
+# Streams, queues and failures
+
+
+def test_tokens_are_not_held_back(pair):
+    gateway, engines, _servers = pair
+    door = gateway.connect()
+    door.request("POST", "/v1/completions", json.dumps({"stream": 12, "once_a_step": True}), {"Authorization": "Bearer " + gateway.key})
+    answer = door.getresponse()
+    lags = []
+    for _number in range(11):
+        assert answer.readline().startswith(b"data")
+        assert answer.readline() == b"\n"
+        begin = time.monotonic()
+        for engine in engines:
+            engine.step.set()
+        lags.append(time.monotonic() - begin)
+        begin = time.monotonic()
+        answer.peek()
+        lags[-1] += time.monotonic() - begin
+    door.close()
+    # HAProxy's own way is to hold each piece for 100 to 200 ms; the median forgives a busy machine.
+    assert sorted(lags)[len(lags) // 2] < 0.05, lags
+
+
+def test_engine_gets_no_more_than_its_places_and_the_rest_waits(make):
+    gateway, engine = make(), make.engine()
+    gateway.put([server("n-c0", engine.port, places=2)])
+    engine.gate.clear()
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(gateway.post()[0])) for _number in range(6)]
+    for thread in threads:
+        thread.start()
+    until(lambda: "\nCurrConns: 6" in gateway.door.ask("show info") and engine.busy == 2)
+    engine.gate.set()
+    for thread in threads:
+        thread.join(20)
+    assert results == [200] * 6
+    assert engine.most == 2
+
+
+def test_a_client_that_left_the_queue_never_reaches_the_engine(make):
+    gateway, engine = make(), make.engine()
+    gateway.put([server("n-c0", engine.port, places=1)])
+    engine.gate.clear()
+    first = threading.Thread(target=gateway.post)
+    first.start()
+    until(lambda: engine.busy == 1)
+
+    def queued():
+        rows = _haproxy.parse_stat(gateway.door.ask("show stat"))
+        return next(int(row["qcur"]) for row in rows if row["pxname"] == _haproxy.BACKEND and row["svname"] == "BACKEND")
+
+    gone = gateway.connect()
+    gone.request("POST", "/v1/completions", "{}", {"Authorization": "Bearer " + gateway.key})
+    until(lambda: queued() == 1)
+    gone.close()
+    until(lambda: queued() == 0)
+    engine.gate.set()
+    first.join(20)
+    assert gateway.post(path="/v1/completions")[0] == 200
+    assert [path for path, _headers in engine.seen] == ["/v1/chat/completions", "/v1/completions"]
+
+
+def test_a_replica_that_dies_under_full_load_loses_nothing(pair):
+    gateway, engines, _servers = pair
+    statuses, stop = [], threading.Event()
+
+    def loop():
+        while not stop.is_set():
+            statuses.append(gateway.post()[0])
+
+    threads = [threading.Thread(target=loop) for _number in range(6)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(statuses) > 50)
+    engines[0].server.socket.close()
+    engines[0].server.shutdown()
+    at = len(statuses)
+    until(lambda: gateway.door.servers()["n-c0"].op == "stopped")
+    until(lambda: len(statuses) > at + 50)
+    stop.set()
+    for thread in threads:
+        thread.join(20)
+    assert set(statuses) == {200}
+
+
+def test_a_closed_connection_without_an_answer_is_tried_elsewhere(make):
+    gateway, engine = make(), make.engine()
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as hole:
+        stop = threading.Event()
+        hole.settimeout(0.05)
+        tried = []
+
+        def swallow():
+            while not stop.is_set():
+                try:
+                    door, _peer = hole.accept()
+                except TimeoutError:
+                    continue
+                head = door.recv(4096)
+                if not head.startswith(b"GET /health"):
+                    tried.append(head)
+                    door.close()
+                else:
+                    door.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                    door.close()
+
+        thread = threading.Thread(target=swallow)
+        thread.start()
+        try:
+            gateway.put([server("n-c0", hole.getsockname()[1]), server("n-c1", engine.port)])
+            assert {gateway.post()[1]["port"] for _number in range(6)} == {engine.port}
+            assert tried
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_large_prompts_pass(pair):
+    gateway, _engines, _servers = pair
+    status, body, _headers = gateway.post({"prompt": "字" * 250_000})
+    assert status == 200
+    assert body["length"] > 500_000
+
+
+def test_without_a_replica_503_says_when_to_come_back(make):
+    gateway = make(gateway_timeout_queue_s=1)
+    gateway.put([server("n-c0", free_port(), proven=False)])
+    status, body, headers = gateway.post()
+    assert (status, body["error"]["code"], headers["Retry-After"]) == (503, "overloaded", "5")
+
+
+# The file
+
+
+def test_second_time_changes_nothing(pair):
+    gateway, _engines, servers = pair
+    for check in (True, False):
+        result = gateway.put(servers, check=check)
+        assert (result["changed"], result["action"]) == (False, "none")
+        assert gateway.keys(check=check)["changed"] is False
+
+
+def test_check_mode_writes_nothing_where_nothing_is(make):
+    gateway = make()
+    for name in ("keys.map", "engine.map"):
+        (gateway.home / "etc/gateway" / name).unlink()
+    (gateway.home / "etc/keys/client-default.key").unlink()
+    assert gateway.keys(check=True)["changed"] is True
+    result = gateway.put([server("n-c0", free_port())], check=True)
+    assert (result["action"], result["validated"]) == ("started", True)
+    assert "server n-c0" in result["diff"]["after"]
+    assert [path.name for path in (gateway.home / "etc/gateway").iterdir()] == ["save_server_state.py"]
+    assert not (gateway.home / "etc/keys/client-default.key").exists()
+
+
+def test_invalid_configuration_is_refused_and_the_old_one_serves(pair):
+    gateway, _engines, servers = pair
+    before = gateway.config.read_text(encoding="utf-8")
+    with pytest.raises(AssertionError, match=r"was not installed: parsing \[.*/etc/gateway/haproxy.cfg:\d+\] : .*nbthread.*stays in force"):
+        gateway.put(servers, gateway_threads=9999)
+    assert gateway.config.read_text(encoding="utf-8") == before
+    assert gateway.post()[0] == 200
+
+
+def test_valid_configuration_that_cannot_start_is_taken_back(pair):
+    gateway, _engines, servers = pair
+    before = gateway.config.read_text(encoding="utf-8")
+    too_many = re.sub(r"(?m)^    maxconn \d+", "    maxconn 90000000", gateway.render("haproxy.cfg.j2", servers))
+    with pytest.raises(AssertionError, match="put back and is still in force"):
+        gateway.put(servers, config=too_many, wait_s=2)
+    assert gateway.config.read_text(encoding="utf-8") == before
+    assert gateway.post()[0] == 200
+    assert gateway.put(servers)["action"] == "none"
+
+
+def test_what_cannot_be_bound_is_refused_before_the_running_gateway_notices(pair):
+    gateway, engines, servers = pair
+    pids = gateway.info()["pids"]
+    for check in (True, False):
+        with pytest.raises(AssertionError, match=r"cannot bind 203\.0\.113\.7:\d+: Cannot assign requested address"):
+            gateway.put(servers, check=check, gateway_bind_address="203.0.113.7")
+        with pytest.raises(AssertionError, match=rf"cannot bind 127\.0\.0\.1:{engines[0].port}: Address already in use"):
+            gateway.put(servers, check=check, gateway_port=engines[0].port)
+    assert gateway.info()["pids"] == pids
+    assert gateway.put(servers)["action"] == "none"
+
+
+def test_only_proof_differs_needs_no_reload(pair):
+    gateway, engines, servers = pair
+    pids = gateway.info()["pids"]
+    held = [servers[0], dict(servers[1], proven=False)]
+    assert gateway.put(held)["action"] == "written"
+    assert gateway.set(**{"n-c1": "maint"})["changed"] is True
+    assert {gateway.post()[1]["port"] for _number in range(4)} == {engines[0].port}
+    assert gateway.script("reload").returncode == 0
+    until(lambda: gateway.info()["pids"] != pids and gateway.info()["running"])
+    assert gateway.info()["states"] == {"n-c0": "ready", "n-c1": "maint"}
+    assert gateway.put(servers)["action"] == "written"
+    assert gateway.set(**{"n-c1": "ready"})["changed"] is True
+    assert gateway.info()["states"]["n-c1"] == "ready"
+
+
+def test_a_new_unproven_replica_gets_nothing(pair, make):
+    gateway, _engines, servers = pair
+    newcomer = make.engine()
+    assert gateway.put([*servers, server("n-c2", newcomer.port, proven=False)])["action"] == "reloaded"
+    for _number in range(12):
+        assert gateway.post()[0] == 200
+    assert not newcomer.seen
+    assert (gateway.home / "etc/gateway/haproxy.cfg.previous").read_text(encoding="utf-8").count("    server ") == 2
+
+
+def test_reload_cuts_no_stream_and_forgets_no_state(pair):
+    gateway, engines, servers = pair
+    gateway.set(**{"n-c1": "maint"})
+    door = gateway.connect()
+    door.request("POST", "/v1/completions", json.dumps({"stream": 5}), {"Authorization": "Bearer " + gateway.key})
+    answer = door.getresponse()
+    assert answer.readline() == b"data: 0\n"
+    statuses, stop = [], threading.Event()
+
+    def loop():
+        while not stop.is_set():
+            statuses.append(gateway.post()[0])
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    for number in range(4):
+        result = gateway.put(servers, gateway_retry_after_s=10 + number)
+        assert (result["action"], result["restored"]) == ("reloaded", {})
+        assert gateway.info()["states"] == {"n-c0": "ready", "n-c1": "maint"}
+    stop.set()
+    thread.join(20)
+    engines[0].step.set()
+    assert answer.read().endswith(b"data: 4\n\n")
+    assert set(statuses) == {200}
+    assert not engines[1].seen
+
+
+def test_a_dead_replica_stays_dead_over_a_reload(pair):
+    gateway, engines, servers = pair
+    engines[0].server.socket.close()
+    engines[0].server.shutdown()
+    until(lambda: gateway.door.servers()["n-c0"].op == "stopped")
+    gateway.put(servers, gateway_retry_after_s=11)
+    assert gateway.door.servers()["n-c0"].op == "stopped"
+
+
+def test_a_moved_port_is_not_taken_from_the_saved_state(pair, make):
+    gateway, _engines, servers = pair
+    moved = make.engine()
+    gateway.put([dict(servers[0], port=moved.port), servers[1]])
+    assert gateway.door.servers()["n-c0"].port == moved.port
+    until(lambda: gateway.post()[0] == 200 and moved.seen)
+
+
+def test_killed_between_writing_and_reloading(pair):
+    gateway, _engines, servers = pair
+    text, _identity = _haproxy.with_identity(gateway.render("haproxy.cfg.j2", servers, gateway_retry_after_s=77))
+    gateway.config.write_text(text, encoding="utf-8")
+    result = gateway.put(servers, gateway_retry_after_s=77)
+    assert result["action"] == "reloaded"
+    assert gateway.put(servers, gateway_retry_after_s=77)["action"] == "none"
+
+
+def test_cold_start_does_not_believe_old_states(pair):
+    gateway, _engines, _servers = pair
+    gateway.set(**{"n-c1": "maint"})
+    assert gateway.script("reload").returncode == 0
+    assert (gateway.home / "run/gateway.state").exists()
+    assert gateway.script("restart").returncode == 0
+    until(lambda: gateway.info()["running"])
+    assert gateway.info()["states"]["n-c1"] == "ready"
+
+
+def test_script_tells_whether_it_runs(pair):
+    gateway, _engines, _servers = pair
+    assert gateway.script("status").returncode == 0
+    assert gateway.script("start").returncode == 0
+    assert gateway.script("stop").returncode == 0
+    assert gateway.script("status").returncode == 3
+    assert gateway.script("reload").returncode == 1
+    assert gateway.script("nonsense").returncode == 2
+    (gateway.home / "run/gateway.pid").write_text("1\n", encoding="utf-8")
+    assert gateway.script("status").returncode == 3
+
+
+# Keys
+
+
+def test_keys_change_without_a_reload(pair):
+    gateway, _engines, _servers = pair
+    pids, old = gateway.info()["pids"], gateway.key
+    fresh = [{"name": "a", "key": "key-of-client-a-0001"}]
+    both = [*fresh, {"name": "default", "key": old}]
+    result = gateway.keys(check=True, client_keys=both)
+    assert (result["changed"], result["added"], result["removed"]) == (True, ["a"], [])
+    assert gateway.post(key="key-of-client-a-0001")[0] == 401
+    assert gateway.keys(client_keys=both)["added"] == ["a"]
+    assert [gateway.post(key=key)[0] for key in (old, "key-of-client-a-0001")] == [200, 200]
+    assert gateway.keys(client_keys=fresh)["removed"] == ["default"]
+    assert [gateway.post(key=key)[0] for key in (old, "key-of-client-a-0001")] == [401, 200]
+    result = gateway.keys(client_keys=fresh)
+    assert (result["changed"], result["client_key_file"]) == (False, "")
+    assert gateway.info()["pids"] == pids
+
+
+def test_engine_key_changes_without_a_reload(pair):
+    gateway, engines, _servers = pair
+    (gateway.home / "etc/keys/engine.key").write_text("another-engine-key\n", encoding="utf-8")
+    result = gateway.keys()
+    assert result["engine_key_changed"] is True
+    assert "another-engine-key" not in json.dumps(result)
+    gateway.post()
+    assert (engines[0].seen + engines[1].seen)[-1][1]["authorization"] == "Bearer another-engine-key"
+
+
+def test_keys_lost_in_memory_come_back(pair):
+    gateway, _engines, _servers = pair
+    gateway.door.map_delete(gateway.keys_options["keys_map"], _haproxy.key_hash(gateway.key))
+    assert gateway.post()[0] == 401
+    assert gateway.keys()["changed"] is True
+    assert gateway.post()[0] == 200
+
+
+def test_a_missing_engine_key_is_said(pair):
+    gateway, _engines, _servers = pair
+    (gateway.home / "etc/keys/engine.key").unlink()
+    with pytest.raises(AssertionError, match=r"engine key .*engine\.key is not on this host"):
+        gateway.keys()
+
+
+# Drains
+
+
+def test_drain_waits_for_the_open_request_and_not_longer(pair):
+    gateway, engines, _servers = pair
+    gateway.set(**{"n-c1": "maint"})
+    engines[0].gate.clear()
+    statuses = []
+    thread = threading.Thread(target=lambda: statuses.append(gateway.post()[0]))
+    thread.start()
+    until(lambda: engines[0].busy == 1)
+    result = gateway.set(wait_s=0.3, **{"n-c0": "drain"})
+    assert result["open_sessions"] == 1
+    assert 0.3 <= result["waited_s"] < 3
+    assert result["servers"][0]["after"] == "maint"
+    gateway.set(**{"n-c0": "ready"})
+    threading.Timer(0.3, engines[0].gate.set).start()
+    result = gateway.set(wait_s=20, **{"n-c0": "drain"})
+    assert (result["open_sessions"], result["servers"][0]["after"]) == (0, "maint")
+    assert result["waited_s"] < 10
+    thread.join(20)
+    assert statuses == [200]
+    again = gateway.set(**{"n-c0": "drain"})
+    assert (again["changed"], again["waited_s"]) == (False, 0)
+
+
+def test_drain_counts_what_a_worker_from_before_a_reload_still_serves(pair):
+    gateway, engines, servers = pair
+    gateway.set(**{"n-c1": "maint"})
+    engines[0].gate.clear()
+    thread = threading.Thread(target=gateway.post)
+    thread.start()
+    until(lambda: engines[0].busy == 1)
+    gateway.put(servers, gateway_retry_after_s=12)
+    assert gateway.door.sessions().get("n-c0") == 0
+    assert gateway.set(wait_s=0.2, **{"n-c0": "drain"})["open_sessions"] == 1
+    engines[0].gate.set()
+    thread.join(20)
+
+
+def test_drain_ends_with_idle_connections_open(pair):
+    gateway, _engines, _servers = pair
+    door = gateway.connect()
+    for _number in range(2):
+        door.request("GET", "/v1/models", headers={"Authorization": "Bearer " + gateway.key})
+        assert door.getresponse().read()
+    assert gateway.set(wait_s=20, **{"n-c0": "drain", "n-c1": "drain"})["waited_s"] < 10
+    door.close()
+
+
+def test_states_in_check_mode_and_of_unknown_servers(pair):
+    gateway, _engines, _servers = pair
+    result = gateway.set(check=True, **{"n-c0": "maint", "n-c1": "ready"})
+    assert (result["changed"], [item["after"] for item in result["servers"]]) == (True, ["maint", "ready"])
+    assert gateway.info()["states"]["n-c0"] == "ready"
+    with pytest.raises(AssertionError, match=r'no server "n-c9".*did you mean.*Known: n-c0, n-c1'):
+        gateway.set(**{"n-c9": "maint"})
+
+
+def test_what_is_missing_can_be_passed_over(pair):
+    gateway, _engines, _servers = pair
+    result = gateway.set(missing="ignore", **{"n-c0": "maint", "n-c9": "maint"})
+    assert [(item["name"], item["after"]) for item in result["servers"]] == [("n-c0", "maint")]
+    assert gateway.script("stop").returncode == 0
+    assert gateway.set(missing="ignore", **{"n-c0": "ready"})["servers"] == []
+    with pytest.raises(AssertionError, match="Is the gateway running"):
+        gateway.set(**{"n-c0": "ready"})
