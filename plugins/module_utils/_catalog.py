@@ -226,9 +226,13 @@ def resolve(
         raise LLMError(
             "model '{0}' has no weights '{1}' (variable llm_weights): {2}".format(model, variant, nearest(variant, list(variants)))
         )
-    settings = merge(merge(merge(chosen_platform.get("settings", {}), needs.get("settings", {})), recipe["settings"]), fit.get("settings", {}))
+    settings = merge(
+        merge(merge(chosen_platform.get("settings", {}), needs.get("settings", {})), recipe["settings"]), fit.get("settings", {})
+    )
     platform_out = copy.deepcopy(chosen_platform)
-    platform_out["container"] = merge(merge(platform_out["container"], needs.get("container", {})), {"environment": fit.get("environment", {})})
+    platform_out["container"] = merge(
+        merge(platform_out["container"], needs.get("container", {})), {"environment": fit.get("environment", {})}
+    )
     model_out = copy.deepcopy(recipe)
     model_out["memory"] = merge(recipe["memory"], fit.get("memory", {}))
     model_out["acceptance"]["checks"] = model_out["acceptance"].get("checks", []) + copy.deepcopy(fit.get("checks", []))

@@ -109,7 +109,11 @@ class _Model:
         self.handle = handle
         self.header = _gguf.read_header(handle, os.fstat(handle.fileno()).st_size, path, arrays=True)
         self.data = self.header.metadata
-        for key, known in (("general.architecture", ["llama"]), ("tokenizer.ggml.model", ["gpt2"]), ("tokenizer.ggml.pre", sorted(_SPLITTERS))):
+        for key, known in (
+            ("general.architecture", ["llama"]),
+            ("tokenizer.ggml.model", ["gpt2"]),
+            ("tokenizer.ggml.pre", sorted(_SPLITTERS)),
+        ):
             if self.get(key) not in known:
                 raise UnknownOutput("{0}: {1} is {2!r}; this collection converts {3}".format(path, key, self.get(key), ", ".join(known)))
 
@@ -200,7 +204,15 @@ def _tokenizer(model: _Model) -> tuple[dict[str, Any], dict[str, Any]]:
     tokens, kinds = model.get("tokenizer.ggml.tokens"), model.get("tokenizer.ggml.token_type")
     markers = [number for number, kind in enumerate(kinds) if kind == _CONTROL]
     added = [
-        {"id": number, "content": tokens[number], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        {
+            "id": number,
+            "content": tokens[number],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
         for number in markers
     ]
     unknown = tokens[model.get("tokenizer.ggml.unknown_token_id", model.get("tokenizer.ggml.eos_token_id"))]

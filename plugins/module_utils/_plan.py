@@ -228,7 +228,10 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
 
     cpuset = ",".join(sorted({card["cpuset"] for card in members if card.get("cpuset")}))
     own_environment = {name: template.replace("{cpuset}", cpuset) for name, template in needs.get("environment_per_card", {}).items()}
-    environment = merge(merge(merge(merge(BASE_ENVIRONMENT, engine.get("environment", {})), needs.get("environment", {})), own_environment), data.environment)
+    environment = merge(
+        merge(merge(merge(BASE_ENVIRONMENT, engine.get("environment", {})), needs.get("environment", {})), own_environment),
+        data.environment,
+    )
     for name, why in REFUSED_ENVIRONMENT.items():
         if name in environment:
             raise LLMError("environment variable {0} is refused: {1}".format(name, why))

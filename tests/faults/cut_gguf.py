@@ -35,8 +35,8 @@ def _text(value: str) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _keys(handle, size: int, label: str) -> tuple[list[tuple[str, int, int, int]], int]:
-    """Where each key's entry begins, its value begins and it ends, in bytes from the start; and where the tensors' entries begin."""
+def _keys(handle, size: int, label: str) -> list[tuple[str, int, int]]:
+    """Every key, where its entry begins and where it ends, in bytes from the start."""
     handle.seek(0)
     reader = _gguf._Reader(handle, size, label)
     reader.skip(16, "the start of the header")
@@ -46,10 +46,9 @@ def _keys(handle, size: int, label: str) -> tuple[list[tuple[str, int, int, int]
         begin = reader.position
         key = reader.text("key {0}".format(number))
         kind = reader.unpack("I", key)
-        value = reader.position
         _gguf._value(reader, kind, key)
-        found.append((key, begin, value, reader.position))
-    return found, reader.position
+        found.append((key, begin, reader.position))
+    return found
 
 
 def cut(source: str, target: str, layers: int, context: int) -> dict:
@@ -65,21 +64,23 @@ def cut(source: str, target: str, layers: int, context: int) -> dict:
         have = header.metadata.get("{0}.block_count".format(kind), 0)
         if not 0 < layers <= have:
             raise LLMError("{0}: has {1} layers, {2} were asked for".format(source, have, layers))
-        keys, _end = _keys(handle, size, source)
+        keys = _keys(handle, size, source)
         handle.seek(0)
         raw = handle.read(header.data_start)
         numbers = {name: number for number, (name, _per_block, _bytes) in _gguf.TENSOR_TYPES.items()}
         kept = [tensor for tensor in header.tensors if not tensor.name.startswith("blk.") or int(tensor.name.split(".")[1]) < layers]
         alignment = header.metadata.get("general.alignment", 32)
         head = b"GGUF" + struct.pack("<IQQ", header.version, len(kept), len(keys))
-        for key, begin, value, end in keys:
+        for key, begin, end in keys:
             if key in changes:
                 head += _text(key) + struct.pack("<II", _UINT32, changes[key])
             else:
                 head += raw[begin:end]
         at = 0
         for tensor in kept:
-            head += _text(tensor.name) + struct.pack("<I", len(tensor.shape)) + struct.pack("<{0}Q".format(len(tensor.shape)), *tensor.shape)
+            head += (
+                _text(tensor.name) + struct.pack("<I", len(tensor.shape)) + struct.pack("<{0}Q".format(len(tensor.shape)), *tensor.shape)
+            )
             head += struct.pack("<IQ", numbers[tensor.type_name], at)
             at = -(-(at + tensor.size) // alignment) * alignment
         with open(target, "wb") as out:

@@ -56,7 +56,9 @@ def play(book, folder, engine):
     }
     argv = [str(Path(sys.executable).with_name("ansible-playbook")), str(ROOT / book), "-i", str(ROOT / "inventories" / "local")]
     argv += ["-e", "@" + str(ROOT / "inventories" / "engines" / (engine + ".yml")), "-e", json.dumps(options)]
-    done = subprocess.run(argv, cwd=ROOT, env=dict(os.environ, ANSIBLE_CONFIG=str(ROOT / "ansible.cfg")), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        argv, cwd=ROOT, env=dict(os.environ, ANSIBLE_CONFIG=str(ROOT / "ansible.cfg")), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
@@ -97,11 +99,20 @@ def report(lines, code):
 def ask(gateway, prompt, max_tokens=4):
     """Ask as a stream; returns status, seconds to the first token, prompt tokens, and whether the stream ended well."""
     door = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=900)
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    body = {
+        "model": MODEL,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     begin = time.monotonic()
     first, tokens, done = None, None, False
     try:
-        door.request("POST", "/v1/completions", json.dumps(body), {"Authorization": "Bearer " + gateway.key, "Content-Type": "application/json"})
+        door.request(
+            "POST", "/v1/completions", json.dumps(body), {"Authorization": "Bearer " + gateway.key, "Content-Type": "application/json"}
+        )
         answer = door.getresponse()
         if answer.status != 200:
             return answer.status, None, answer.read().decode("utf-8", "replace"), False
@@ -129,7 +140,8 @@ def test_forty_thousand_tokens_arrive_and_the_second_time_come_from_the_cache(ga
     status, warm, again, done = ask(gateway, prompt)
     assert (status, done, again) == (200, True, tokens)
     with capsys.disabled():
-        print("\n{0}: {1} tokens, {2} bytes: first token after {3:.1f} s cold, {4:.2f} s warm".format(replica[0]["spec"]["image"], tokens, len(prompt), cold, warm))
+        said = "{0}: {1} tokens, {2} bytes: first token after {3:.1f} s cold, {4:.2f} s warm"
+        print("\n" + said.format(replica[0]["spec"]["image"], tokens, len(prompt), cold, warm))
     assert warm < cold / 4
 
 

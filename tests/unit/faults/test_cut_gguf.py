@@ -61,7 +61,10 @@ def test_the_command_prints_a_manifest_entry(tmp_path):
     two_layers(tmp_path / "m.gguf")
     script = Path(cut_gguf.__file__)
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "m.gguf"), str(tmp_path / "cut.gguf"), "1", "4096"], capture_output=True, text=True, check=False
+        [sys.executable, str(script), str(tmp_path / "m.gguf"), str(tmp_path / "cut.gguf"), "1", "4096"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["size"] == (tmp_path / "cut.gguf").stat().st_size

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from ansible_collections.ironserve.llm.plugins.module_utils import _conversion, _safetensors
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
+
 def rounded(value):
     """The nearest bfloat16, ties to even, found by comparing neighbours."""
     word = struct.unpack("<I", struct.pack("<f", value))[0]
@@ -121,7 +122,10 @@ def test_vocabulary_merges_markers_and_template_arrive(made):
     settings = json.loads((made[2] / "tokenizer_config.json").read_text())
     assert whole["model"]["vocab"] == {"<|end|>": 0, "<|start|>": 1, "a": 2, "b": 3, "ab": 4, "é": 5}
     assert whole["model"]["merges"] == [["a", "b"]]
-    assert [(item["id"], item["content"], item["special"]) for item in whole["added_tokens"]] == [(0, "<|end|>", True), (1, "<|start|>", True)]
+    assert [(item["id"], item["content"], item["special"]) for item in whole["added_tokens"]] == [
+        (0, "<|end|>", True),
+        (1, "<|start|>", True),
+    ]
     assert whole["pre_tokenizer"]["pretokenizers"][0] == {"type": "Digits", "individual_digits": True}
     assert (settings["eos_token"], settings["bos_token"]) == ("<|end|>", "<|start|>")
     assert settings["chat_template"] == "{{ messages }}"

@@ -35,7 +35,9 @@ def entries(site, **changes):
 
 def put(site, wanted, source=None, **options):
     path = source or str(site / "m.gguf")
-    return _weights.place(str(site / "out"), wanted, "safetensors", {"kind": "convert", "path": path}, str(site / "marker.json"), 0, **options)
+    return _weights.place(
+        str(site / "out"), wanted, "safetensors", {"kind": "convert", "path": path}, str(site / "marker.json"), 0, **options
+    )
 
 
 def test_the_pinned_result_is_put_in_place_and_only_once(site):
