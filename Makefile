@@ -5,9 +5,10 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 ARGS ?=
+LAB_NODES ?= 2
 GATE := tests/gate
 
-.PHONY: help demo demo-garbage down venv venv-test test test-fast test-long lint format units sanity molecule docs build clean
+.PHONY: help demo demo-garbage down lab lab-down venv venv-test test test-fast test-long lint format units sanity molecule docs build clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -20,6 +21,12 @@ demo-garbage:  ## Offer a damaged model that loads and answers 200, and watch th
 
 down:  ## Remove everything the demo made, and nothing else
 	@$(GATE)/play.sh playbooks/teardown.yml -i inventories/local $(ARGS)
+
+lab: venv  ## Bring up a gateway node and two card nodes as containers (make lab LAB_NODES=3), for inventories/lab
+	@.venv/bin/python tests/lab/lab.py up --nodes $(LAB_NODES) $(ARGS)
+
+lab-down: venv  ## Remove the lab: containers, volumes, network, image, keys
+	@.venv/bin/python tests/lab/lab.py down
 
 venv:  ## Make .venv with what a controller needs
 	@$(GATE)/bootstrap.sh

@@ -116,7 +116,11 @@ def ensure_network(client: Any, name: str) -> bool:
     if any(item["Name"] == name for item in client.networks(names=[name])):
         return False
     client.create_network(
-        name, driver="bridge", options={"com.docker.network.bridge.enable_icc": "false"}, labels={"ironserve.network": name}, check_duplicate=True
+        name,
+        driver="bridge",
+        options={"com.docker.network.bridge.enable_icc": "false"},
+        labels={"ironserve.network": name},
+        check_duplicate=True,
     )
     return True
 
@@ -140,7 +144,10 @@ def create(client: Any, spec: dict[str, Any]) -> None:
     memory = spec["memory_mib"] * 2**20 or None
     host_config = client.create_host_config(
         port_bindings={publish["container_port"]: (publish["address"], publish["port"])},
-        mounts=[docker.types.Mount(item["target"], item["source"], type="bind", read_only=bool(item.get("read_only"))) for item in spec["mounts"]],
+        mounts=[
+            docker.types.Mount(item["target"], item["source"], type="bind", read_only=bool(item.get("read_only")))
+            for item in spec["mounts"]
+        ],
         devices=["{0}:{0}:rw".format(path) for path in spec["devices"]],
         group_add=[str(gid) for gid in spec["groups"]],
         cpuset_cpus=spec["cpuset"] or None,

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import socket
+from typing import Any
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _checks, _lock, _ports
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import UnknownOutput
@@ -42,7 +43,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def engine_get(sock: str, path: str, timeout_s: float = 5.0):
+def engine_get(sock: str, path: str, timeout_s: float = 5.0) -> Any:
     """Ask the engine one thing and return the parsed JSON.
 
     Raises OSError when it cannot be reached or does not answer in time, UnknownOutput when the answer is none we know.

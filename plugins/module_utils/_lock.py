@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import time
+from typing import Iterator
 
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
@@ -111,7 +112,7 @@ def staleness(holder: dict, now: float, host_boot: str, dead_run_id: str = "") -
 
 
 @contextlib.contextmanager
-def guard(directory: str, timeout_s: float = 3.0):
+def guard(directory: str, timeout_s: float = 3.0) -> Iterator[None]:
     """Hold the exclusive flock of ``directory``; LLMError when another process keeps it longer than ``timeout_s``."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:

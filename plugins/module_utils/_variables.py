@@ -41,5 +41,7 @@ def unknown_variables(names: list[str], options: dict[str, list[str]]) -> list[s
     lines = []
     for name in sorted(names):
         if name.startswith(prefixes) and name not in known and name not in results:
-            lines.append("unknown variable '{0}'; {1}".format(name, nearest(name, known).split("Known:")[0].strip() or "see the roles' READMEs"))
+            lines.append(
+                "unknown variable '{0}'; {1}".format(name, nearest(name, known).split("Known:")[0].strip() or "see the roles' READMEs")
+            )
     return lines

@@ -77,7 +77,7 @@ held:
 holder:
   description:
     - The record in the lock file. Empty when there is none.
-    - RV(holder.started) and RV(holder.expires) are seconds since the epoch, RV(holder.pid_start) is in clock ticks since the
+    - C(started) and C(expires) are seconds since the epoch, C(pid_start) is in clock ticks since the
       controller's boot.
   returned: always
   type: dict

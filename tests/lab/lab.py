@@ -5,7 +5,7 @@
 
 """Bring the lab up and down: a gateway node, card nodes and a registry, as containers on this machine.
 
-Usage: lab.py up [--nodes N] | lab.py down | lab.py left
+Usage: lab.py up [--nodes N] [--image NAME] | lab.py down | lab.py left
 
 ``up`` makes what is missing, replaces what differs and leaves the rest alone; cut short, the next run finishes it.
 ``down`` removes whatever carries the label, the generated key and the generated state; ``left`` names what is still there and
@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import ipaddress
 import json
@@ -102,6 +103,22 @@ def as_root(*command: str) -> list[str]:
     return list(command) if os.geteuid() == 0 else ["sudo", "--", *command]
 
 
+@functools.cache
+def sudo_asks() -> bool:
+    """Whether sudo wanted a password when it was first asked."""
+    return os.geteuid() != 0 and subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode != 0
+
+
+def require_root() -> None:
+    """Ask for sudo's password once, at the start, or say that it is needed."""
+    if os.geteuid() == 0:
+        return
+    if shutil.which("sudo") is None:
+        raise LabError("root is needed on this machine and there is no sudo: run this as root")
+    if sudo_asks() and (not sys.stdin.isatty() or subprocess.run(["sudo", "--validate"]).returncode):
+        raise LabError("root is needed on this machine: sudo wants a password and did not get it. Run this as root or from a terminal")
+
+
 def run(*command: str, **options: Any) -> str:
     """Standard output of a command, stripped; LabError with the end of what it said when it fails."""
     options.setdefault("stdout", subprocess.PIPE)
@@ -149,6 +166,9 @@ def playbook(name: str, *arguments: str) -> None:
     }
     program = pathlib.Path(sys.executable).with_name("ansible-playbook")
     command = [str(program), str(HERE / name), "-i", str(ROOT / "inventories/local"), "-e", json.dumps(variables), *arguments]
+    # What sudo remembers for this terminal does not hold for Ansible's own.
+    if sudo_asks():
+        command.append("--ask-become-pass")
     if subprocess.run(command, cwd=ROOT, stdout=sys.stderr, env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}).returncode:
         raise LabError(f"{name} failed (see above)")
 
@@ -488,12 +508,14 @@ def registry_answers(path: str) -> bool:
         return False
 
 
-def engine_image(registry: Member) -> dict[str, str]:
-    """Reference and digest of the engine image in the lab's registry; built by the role replica and pushed if it is not there."""
+def engine_image(registry: Member, build: str) -> dict[str, str]:
+    """Reference and digest of an engine image in the lab's registry; built by the role replica and pushed if it is not there."""
     until("registry", time.monotonic() + BOOT_TIMEOUT_S, lambda: registry_answers("/v2/"), registry.require_running)
     role = ROOT / "roles/replica"
-    made_from = digest_of(role / "files/images", *sorted((role / "tasks").glob("image_*.yml")), mirror().suite, os.uname().machine)
-    note = CACHE / "engine.json"
+    images = role / "files/images"
+    shared = sorted(path for path in images.iterdir() if path.is_file())
+    made_from = digest_of(images / build, *shared, *sorted((role / "tasks").glob("image_*.yml")), mirror().suite, os.uname().machine)
+    note = CACHE / f"engine-{build}.json"
     if note.exists():
         known = json.loads(note.read_text(encoding="utf-8"))
         if known["made_from"] == made_from and registry_answers(f"/v2/{known['repository']}/manifests/{known['digest']}"):
@@ -505,7 +527,7 @@ def engine_image(registry: Member) -> dict[str, str]:
         HOST_STATE.mkdir(parents=True, exist_ok=True)
         images = docker("images", "--format={{.Repository}}:{{.Tag}}").split()
         write_whole(before, lambda file: file.write(json.dumps(images).encode()))
-    playbook("engine.yml", "-e", json.dumps({"lab_told": str(told)}))
+    playbook("engine.yml", "-e", json.dumps({"lab_told": str(told), "lab_build": build}))
     built = json.loads(told.read_text(encoding="utf-8"))["reference"]
     repository = built.rsplit(":", 1)[0]
     alias = registry_url().removeprefix("http://") + "/" + built
@@ -526,7 +548,7 @@ def engine_image(registry: Member) -> dict[str, str]:
 # ---- up, down, left
 
 
-def up(count: int) -> None:
+def up(count: int, build: str) -> None:
     begun = time.monotonic()
     if not engine_answers() or not (shutil.which("debootstrap") or list(CACHE.glob("node-*.tar"))):
         playbook("engine.yml", "--tags", "host")
@@ -550,7 +572,7 @@ def up(count: int) -> None:
     write_whole(KNOWN_HOSTS, lambda file: file.write("".join(lines).encode()))
     side_by_side(admit, nodes)
 
-    engine = engine_image(registry)
+    engine = engine_image(registry, build)
     state = {
         "gateway": [nodes[0].name],
         "nodes": [member.name for member in nodes[1:]],
@@ -612,9 +634,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=["up", "down", "left"])
     parser.add_argument("--nodes", type=int, default=2, metavar="N", help="card nodes (default: 2)")
+    parser.add_argument(
+        "--image", default="llama_cpp", metavar="NAME", help="engine image, a directory of roles/replica/files/images (default: llama_cpp)"
+    )
     arguments = parser.parse_args()
     if not 1 <= arguments.nodes <= 100:
         die(f"--nodes {arguments.nodes}: a lab has 1 to 100 card nodes")
+    known = sorted(path.parent.name for path in (ROOT / "roles/replica/files/images").glob("*/image.yml"))
+    if arguments.image not in known:
+        die(f"--image {arguments.image}: no such engine image; there are {', '.join(known)}")
     CACHE.mkdir(parents=True, exist_ok=True)
     with open(CACHE / "lock", "w") as lock:
         try:
@@ -622,8 +650,9 @@ def main() -> int:
         except BlockingIOError:
             die("another lab.py is at work in this checkout: wait until it has ended")
         try:
+            require_root()
             if arguments.action == "up":
-                up(arguments.nodes)
+                up(arguments.nodes, arguments.image)
             elif arguments.action == "down":
                 down()
             else:

@@ -242,7 +242,7 @@ def test_order_of_environment_and_settings_does_not_matter(k100):
         {"enhancements": {"prefix_caching": False}},
         {"device_nodes": {"/dev/kfd": 99}},
     ],
-    ids=lambda change: ",".join(change),
+    ids=",".join,
 )
 def test_everything_that_matters_changes_the_spec(k100, change):
     assert not set(hashes(k100(**change))) & set(hashes(k100()))

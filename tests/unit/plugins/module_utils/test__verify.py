@@ -51,9 +51,9 @@ ACCEPTANCE = {
 LIMITS = _verify.Limits(first_token_s=1.0, request_s=3.0, total_s=30.0, slow_window_s=0.5)
 
 
-def prove(engine, acceptance=ACCEPTANCE, limits=LIMITS, model="scripted", **options):
+def prove(engine, acceptance=None, limits=LIMITS, model="scripted", **options):
     endpoint = _verify.Endpoint("r0", engine.url, options.pop("api_key_file", ""), **options.pop("endpoint", {}))
-    return _verify.prove_all([endpoint], model, _verify.read_acceptance(acceptance), limits, **options)[0]
+    return _verify.prove_all([endpoint], model, _verify.read_acceptance(acceptance or ACCEPTANCE), limits, **options)[0]
 
 
 def changed(**changes):

@@ -28,6 +28,7 @@ def run(module: str, **arguments) -> tuple[int, dict]:
         capture_output=True,
         text=True,
         timeout=60,
+        check=False,
     )
     assert done.stdout.strip().startswith("{"), done.stderr
     return done.returncode, json.loads(done.stdout)

@@ -1,0 +1,98 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The lab that runs now, as its tests see it: nodes over ssh, replicas and gateway over HTTP."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+import subprocess
+import time
+from typing import Any
+
+import requests
+import testinfra
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+CONFIG = "/etc/ironserve"
+STATE = "/var/lib/ironserve"
+PORTS = [8001, 8002, 8003, 8004]
+
+
+class Lab:
+    """What ``make lab`` wrote down, and ways to ask its members."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = json.loads((ROOT / ".cache/lab/live/lab.json").read_text(encoding="utf-8"))
+        self.gateway: str = self.state["gateway"][0]
+        self.nodes: list[str] = self.state["nodes"]
+        self.url = f"http://{self.address(self.gateway)}:8000"
+        self._hosts: dict[str, Any] = {}
+        self._key = ""
+
+    def address(self, name: str) -> str:
+        return self.state["addresses"][name]
+
+    def host(self, name: str) -> Any:
+        """A node over ssh, as root."""
+        if name not in self._hosts:
+            self._hosts[name] = testinfra.get_host(
+                f"ssh://{self.state['user']}@{self.address(name)}",
+                sudo=True,
+                ssh_identity_file=self.state["key"],
+                ssh_extra_args=self.state["ssh_arguments"],
+                controlpersist=0,
+            )
+        return self._hosts[name]
+
+    def replicas(self, node: str) -> list[dict[str, Any]]:
+        """The engine's description of every replica container of a node, running or not."""
+        listed = "docker ps --all --quiet --filter name=^/?ironserve-"
+        return json.loads(self.host(node).check_output(f"docker inspect $({listed})"))
+
+    def client_key(self) -> str:
+        if not self._key:
+            self._key = self.host(self.gateway).file(f"{CONFIG}/keys/client-default.key").content_string.strip()
+        return self._key
+
+    def ask(self, question: str = "What is the capital of Japan?", **changes: Any) -> requests.Response:
+        """Ask a question through the gateway, as a user would."""
+        body = {"model": "smollm2-135m", "messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 24, **changes}
+        headers = {"Authorization": f"Bearer {self.client_key()}"}
+        return requests.post(f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=120)
+
+    def servers(self) -> dict[str, dict[str, str]]:
+        """The gateway's own figures for each replica, by name; one column each, as HAProxy names them."""
+        text = self.host(self.gateway).check_output("curl -sf 'http://127.0.0.1:8404/stats;csv'").removeprefix("# ")
+        rows = csv.DictReader(text.splitlines())
+        return {row["svname"]: row for row in rows if row["pxname"] == "ironserve_replicas" and row["svname"] != "BACKEND"}
+
+    def healthy(self, node: str) -> int:
+        """How many replicas of a node answer their health check."""
+        found = 0
+        for port in PORTS:
+            try:
+                found += requests.get(f"http://{self.address(node)}:{port}/health", timeout=2).status_code == 200
+            except requests.RequestException:
+                pass
+        return found
+
+    def container(self, node: str, action: str) -> None:
+        """Do something to a node as to a machine: stop (an orderly shutdown), start."""
+        subprocess.run(["docker", action, f"ironserve-lab-{node}"], check=True, capture_output=True)
+
+    def running(self, node: str) -> bool:
+        command = ["docker", "inspect", "--format={{.State.Running}}", f"ironserve-lab-{node}"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == "true"
+
+    def wait_healthy(self, node: str, count: int, limit_s: float) -> float:
+        """Seconds until a node has that many healthy replicas; the node's own end ends the wait."""
+        begun = time.monotonic()
+        while self.healthy(node) < count:
+            assert self.running(node), f"{node} died"
+            assert time.monotonic() - begun < limit_s, f"{node}: {self.healthy(node)} of {count} replicas healthy after {limit_s} s"
+            time.sleep(0.2)
+        return time.monotonic() - begun

@@ -1,0 +1,62 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""host_info on this very machine: what it says must agree with what the machine says."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from ansible_collections.ironserve.llm.plugins.modules import host_info
+
+
+def test_figures_agree_with_the_machine(run_module, tmp_path):
+    result = run_module(host_info, {"paths": [str(tmp_path / "not" / "there" / "yet")]})
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
+    assert abs(result["memory_total_mib"] - pages) <= pages // 10
+    assert result["cpus"] == len(os.sched_getaffinity(0))
+    free = os.statvfs(str(tmp_path))
+    assert abs(result["disks"][0]["free_mib"] - free.f_bavail * free.f_frsize // 2**20) < 2048
+    assert result["changed"] is False
+
+
+def test_a_taken_port_is_named_with_its_holder(run_module):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        result = run_module(host_info, {"ports": [port], "own_markers": ["nobody-has-this-in-a-command-line"]})
+    assert result["ports"][0]["pid"] == os.getpid()
+    assert any(str(port) in line and str(os.getpid()) in line for line in result["failures"])
+
+
+def test_our_own_listener_is_no_failure(run_module):
+    with open("/proc/self/cmdline", "rb") as handle:
+        marker = handle.read().split(b"\0")[0].decode()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        result = run_module(host_info, {"ports": [port], "own_markers": [marker]})
+    assert result["ports"][0]["own"] is True
+    assert not any(str(port) in line for line in result["failures"])
+
+
+def test_a_free_port_is_free(run_module):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    result = run_module(host_info, {"ports": [port]})
+    assert result["ports"][0]["free"] is True
+
+
+def test_too_little_memory_and_disk_are_failures_with_numbers(run_module, tmp_path):
+    result = run_module(host_info, {"paths": [str(tmp_path)], "needs": {"memory_mib": 10**9, "disk_mib": 10**9}})
+    assert sum("1000000000 MiB" in line for line in result["failures"]) == 2
+
+
+def test_no_engine_is_said_and_no_traceback(run_module, tmp_path):
+    result = run_module(host_info, {"engine_socket": str(tmp_path / "none.sock")})
+    assert result["engine"]["reachable"] is False
