@@ -304,10 +304,10 @@ def node_image() -> str:
 # ---- network and containers
 
 
-def routes() -> list[ipaddress.IPv4Network]:
-    """Networks this machine has a route to, the default route left out."""
+def routes(table: str) -> list[ipaddress.IPv4Network]:
+    """Networks that a table as in /proc/net/route leads to, the default route left out."""
     found = []
-    for line in pathlib.Path("/proc/net/route").read_text(encoding="ascii").splitlines()[1:]:
+    for line in table.splitlines()[1:]:
         _, destination, _, _, _, _, _, mask, *_ = line.split()
         if destination != "00000000":
             address, netmask = (ipaddress.IPv4Address(bytes.fromhex(word)[::-1]) for word in (destination, mask))
@@ -325,8 +325,9 @@ def network() -> ipaddress.IPv4Network:
             )
         return ipaddress.IPv4Network(there["IPAM"]["Config"][0]["Subnet"])
     refused = "each overlaps a route of this machine"
+    taken = routes(pathlib.Path("/proc/net/route").read_text(encoding="ascii"))
     for subnet in map(ipaddress.IPv4Network, SUBNETS):
-        if any(subnet.overlaps(route) for route in routes()):
+        if any(subnet.overlaps(route) for route in taken):
             continue
         try:
             docker("network", "create", f"--label={LABEL}=1", f"--subnet={subnet}", NETWORK)

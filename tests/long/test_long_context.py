@@ -72,7 +72,7 @@ def replica(request, tmp_path_factory):
         key = (folder / "etc" / "keys" / "engine.key").read_text(encoding="utf-8").strip()
         yield found[0], key
     finally:
-        play("playbooks/teardown.yml", folder, request.param)
+        play("tests/long/remove.yml", folder, request.param)
 
 
 @pytest.fixture

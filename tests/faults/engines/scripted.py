@@ -334,12 +334,13 @@ def main() -> None:
     """Serve until ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--behaviour", choices=sorted(BEHAVIOURS), default="healthy")
-    parser.add_argument("--model", default="scripted")
-    parser.add_argument("--key-file")
+    parser.add_argument("--model", "--served-model-name", dest="model", default="scripted")
+    parser.add_argument("--key-file", "--api-key-file", dest="key_file")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--slow-s", type=float, default=17.0, help="seconds per token of behaviour slow")
-    options = parser.parse_args()
+    # Where it plays a real engine it is given that engine's whole command line.
+    options, _passed_over = parser.parse_known_args()
     key = ""
     if options.key_file:
         with open(options.key_file, encoding="utf-8") as handle:
