@@ -16,7 +16,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 from garbage import ROOT, gateway_state, open_ports, say, site
 
@@ -47,7 +46,12 @@ def build(behaviour: str) -> dict[str, str]:
         capture_output=True,
         env={**os.environ, "DOCKER_BUILDKIT": "0"},
     )
-    return {"source": "archive", "archive": "/already/loaded.tar", "reference": reference, "id": docker("inspect", "--format", "{{.Id}}", reference)}
+    return {
+        "source": "archive",
+        "archive": "/already/loaded.tar",
+        "reference": reference,
+        "id": docker("inspect", "--format", "{{.Id}}", reference),
+    }
 
 
 def admitted(reference: str) -> set[int]:

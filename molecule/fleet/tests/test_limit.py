@@ -11,12 +11,12 @@ import pathlib
 import subprocess
 import sys
 
-import pytest
 from fleet_lab import ROOT, Lab
 
 
-@pytest.mark.parametrize("limit", ["node1", "node1:gw"])
-def test_a_limited_run_leaves_the_other_node_alone(lab: Lab, limit: str) -> None:
+def test_a_run_limited_to_one_node_leaves_the_others_alone(lab: Lab) -> None:
+    # With the gateway, which then knows the plan of one node only: the harder case.
+    limit = "node1:gw"
     others = [name for name in lab.servers() if not name.startswith("node1-")]
     assert len(others) == 4 * (len(lab.nodes) - 1)
     before = lab.servers()

@@ -35,7 +35,9 @@ def model(tmp_path) -> Path:
 
 
 def run(*arguments) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-I", str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-I", str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def tensors(raw: bytes) -> dict[str, bytes]:
