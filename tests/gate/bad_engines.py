@@ -75,6 +75,18 @@ def main() -> int:
             problems.append(f"{behaviour}: nothing says that local-c0 was refused")
         if admitted(image["reference"]):
             problems.append(f"{behaviour}: the gateway sends traffic to it")
+    say("a fleet that proved itself and does not any more must leave the gateway, and stay out of it")
+    status, _output = site(HEALTHY, "-e", json.dumps({"replica_acceptance": {"floor_decode_tokens_per_s": 1e6}}))
+    if status == 0:
+        problems.append("too slow: the site went on with replicas that failed their proof")
+    if open_ports(gateway_state() or ""):
+        problems.append("too slow: the gateway still sends traffic to them")
+    if docker("ps", "--quiet", "--filter", "name=^ironserve-c"):
+        problems.append("too slow: they still run, and a gateway that restarts would find them")
+    status, _output = site(HEALTHY)
+    if status != 0:
+        problems.append("too slow: the fleet did not come back with a bearable floor")
+
     say("the healthy engines must still be there, and nothing must be left to do")
     status, output = site(HEALTHY)
     if status != 0 or "changed=0 " not in output:

@@ -129,7 +129,11 @@ def test_the_alias_has_the_version_of_the_engine():
 
 def test_nothing_happens_when_the_engine_s_processes_import_its_program():
     done = subprocess.run(
-        [sys.executable, "-c", "import runpy; runpy.run_path({0!r}, run_name='__mp_main__')".format(str(IMAGES / "vllm_cpu" / "vllm"))],
+        [
+            sys.executable,
+            "-c",
+            "import runpy; runpy.run_path({0!r}, run_name='__mp_main__')".format(str(IMAGES / "vllm_cpu" / "vllm_command.py")),
+        ],
         capture_output=True,
         text=True,
         check=False,
