@@ -30,8 +30,8 @@ pytestmark = pytest.mark.long
 
 
 def load_gateway():
-    """The gateway of the unit tests: the shipped template and modules with a real HAProxy."""
-    path = ROOT / "tests" / "unit" / "roles" / "gateway" / "test_gateway_real.py"
+    """The gateway of the integration tests: the shipped template and modules with a real HAProxy."""
+    path = ROOT / "tests" / "integration" / "gateway" / "test_gateway_real.py"
     spec = importlib.util.spec_from_file_location("long_gateway_real", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
