@@ -5,6 +5,9 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 ARGS ?=
+# The engine of the demo: the catalog's choice, or vllm or llama_cpp.
+ENGINE ?=
+ENGINE_VARS = $(if $(ENGINE),-e @inventories/engines/$(ENGINE).yml)
 LAB_NODES ?= 2
 GATE := tests/gate
 
@@ -14,13 +17,13 @@ help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo:  ## Bring this machine to a proven little fleet, and print how to ask it something
-	@$(GATE)/play.sh site.yml -i inventories/local $(ARGS)
+	@$(GATE)/play.sh site.yml -i inventories/local $(ENGINE_VARS) $(ARGS)
 
 demo-garbage:  ## Offer a damaged model that loads and answers 200, and watch the proof refuse it
 	@$(GATE)/garbage.sh $(ARGS)
 
 down:  ## Remove everything the demo made, and nothing else
-	@$(GATE)/play.sh playbooks/teardown.yml -i inventories/local $(ARGS)
+	@$(GATE)/play.sh playbooks/teardown.yml -i inventories/local $(ENGINE_VARS) $(ARGS)
 
 lab: venv  ## Bring up a gateway node and two card nodes as containers (make lab LAB_NODES=3), for inventories/lab
 	@.venv/bin/python tests/lab/lab.py up --nodes $(LAB_NODES) $(ARGS)
