@@ -194,7 +194,7 @@ def resolve(
         weights: wanted weights variant; empty takes the recipe's choice for the platform.
     Returns ``{"platform", "engine", "model", "weights", "settings"}``; ``engine.image`` is the image for this platform,
     ``weights.name`` the variant's name, ``settings`` the baseline (platform, engine on it, recipe, recipe for this platform and
-    engine). What an engine needs on the platform is merged into ``platform.container``; what the recipe says of the platform and
+    engine, weights). What an engine needs on the platform is merged into ``platform.container``; what the recipe says of the platform and
     the engine (memory, more checks) into ``model``.
     Raises LLMError for anything unknown or not made for each other.
     """
@@ -229,6 +229,8 @@ def resolve(
     settings = merge(
         merge(merge(chosen_platform.get("settings", {}), needs.get("settings", {})), recipe["settings"]), fit.get("settings", {})
     )
+    # How the weights are quantised is a property of the weights.
+    settings = merge(settings, variants[variant].get("settings", {}))
     platform_out = copy.deepcopy(chosen_platform)
     platform_out["container"] = merge(
         merge(platform_out["container"], needs.get("container", {})), {"environment": fit.get("environment", {})}

@@ -116,7 +116,7 @@ def test_bf16_on_one_card_is_refused_with_ways_out(k100):
 
 
 def test_bf16_on_card_pairs(k100):
-    plan = make_plan(k100(weights="bf16", settings={"tensor_parallel_size": 2, "quantization": None}))
+    plan = make_plan(k100(weights="bf16", settings={"tensor_parallel_size": 2}))
     assert [replica["card_indexes"] for replica in plan["replicas"]] == [[0, 1], [2, 3]]
     assert [replica["port"] for replica in plan["replicas"]] == [8001, 8002]
     assert [replica["container"] for replica in plan["replicas"]] == ["ironserve-c0", "ironserve-c2"]
