@@ -17,11 +17,16 @@ REMOVE = "remove"
 REVERT = "revert"
 STOP = "stop"
 COMMIT = "commit"
+#: A change that failed before it began: the container of before runs on.
+UNTOUCHED = "untouched"
 
 #: The container a replica had before its present, not yet proven one.
 PREVIOUS_SUFFIX = "-previous"
 
-STATES = ("present", "absent", "reverted", "committed")
+STATES = ("present", "absent", "reverted", "committed", "stopped")
+
+#: Actions that do nothing.
+IDLE = (KEEP, UNTOUCHED)
 
 
 @dataclasses.dataclass
@@ -30,7 +35,7 @@ class Decision:
 
     Attributes:
         name: name of the container.
-        action: keep, create, start, replace, remove, revert, stop or commit.
+        action: keep, create, start, replace, remove, revert, untouched, stop or commit.
         reason: why, for a person.
         before, after: what a diff shows; neither holds a secret.
     """
@@ -63,8 +68,8 @@ def decide(state: str, spec: dict[str, Any], current: dict[str, Any] | None, pre
     """Choose the step that leads container ``spec["name"]`` to ``state``.
 
     Args:
-        state: ``present`` (runs with this spec), ``absent``, ``reverted`` (runs as before the last replacement) or ``committed``
-            (the replacement stays, what it replaced goes).
+        state: ``present`` (runs with this spec), ``absent``, ``reverted`` (runs as before the last replacement), ``committed``
+            (the replacement stays, what it replaced goes) or ``stopped`` (is kept for its logs).
         current, previous: the engine's descriptions of the container and of the one it replaced; None where there is none.
     """
     name = spec["name"]
@@ -81,9 +86,15 @@ def decide(state: str, spec: dict[str, Any], current: dict[str, Any] | None, pre
     if state == "reverted":
         if previous is not None:
             return Decision(name, REVERT, "the replica it replaced comes back", before, dict(describe(previous), running=True))
+        if current is not None and before["running"] and before["spec_hash"] != spec["spec_hash"]:
+            return Decision(name, UNTOUCHED, "it was not replaced yet", before, before)
         if current is not None and before["running"]:
             return Decision(name, STOP, "it has no predecessor to come back", before, dict(before, running=False))
         return Decision(name, KEEP, "nothing to take back", before, before)
+    if state == "stopped":
+        if current is not None and before["running"]:
+            return Decision(name, STOP, "it is to be stopped", before, dict(before, running=False))
+        return Decision(name, KEEP, "it does not run", before, before)
     if state == "committed":
         # A predecessor is the way back, so it goes only when what replaced it is really there.
         if previous is not None and current is not None and before["running"]:

@@ -127,7 +127,7 @@ def planned_servers(outs: dict[str, object], assume_proven: bool = False) -> lis
     """Return the servers of all plans, in the order of the hosts.
 
     ``outs`` has the ``replica_out`` of each host: ``plan.replicas`` and ``proven``, the names of the replicas that
-    passed their proof. Without a list ``proven`` nothing is proven, unless ``assume_proven``.
+    passed their proof. Without a list ``proven`` nothing is. With ``assume_proven`` everything is.
     """
     servers: list[dict[str, object]] = []
     owners: dict[str, str] = {}
@@ -144,10 +144,23 @@ def planned_servers(outs: dict[str, object], assume_proven: bool = False) -> lis
                     "address": replica["address"],
                     "port": int(replica["port"]),
                     "max_num_seqs": int(replica["max_num_seqs"]),
-                    "proven": assume_proven if proven is None else name in proven,
+                    "proven": assume_proven or name in (proven or []),
                 }
             )
     return servers
+
+
+def with_disabled(text: str, names: dict[str, bool]) -> str:
+    """Return the text of a configuration in which the servers of ``names`` are ``disabled`` (true) or not (false)."""
+    lines = []
+    for line in text.splitlines(True):
+        match = _SERVER_LINE.match(line.rstrip("\n"))
+        if match and match.group("name") in names:
+            bare = line.rstrip("\n")
+            bare = bare[: -len(" disabled")] if bare.endswith(" disabled") else bare
+            line = bare + (" disabled" if names[match.group("name")] else "") + "\n"
+        lines.append(line)
+    return "".join(lines)
 
 
 def _identity_text(text: str) -> str:

@@ -467,7 +467,11 @@ class Verifier:
         try:
             self._sampler = _card_use.sampler(self._endpoint.platform, self._endpoint.container, list(self._endpoint.cards))
         except _card_use.NoSampler as exc:
-            self._add("card_use", "", WARN if self._endpoint.container else NOT_APPLICABLE, "card use unknown: {0}".format(exc))
+            # A replica whose card cannot be seen working has not proved that the card works: unknown is never ok.
+            if self._endpoint.container:
+                self._add("card_use", "", UNKNOWN, "card use unknown: {0}".format(exc), _verdicts.NO_VERDICT)
+            else:
+                self._add("card_use", "", NOT_APPLICABLE, "card use unknown: {0}".format(exc))
         except LLMError as exc:
             self._add("card_use", "", UNKNOWN, "card use unknown: {0}".format(exc), _verdicts.NO_VERDICT)
 

@@ -26,7 +26,7 @@ options:
   client_keys:
     description:
       - The keys that clients may use. Several keys may have one name, which is how a client changes its key without a gap.
-      - When empty, one key with the name C(default) is made on the host and kept in O(default_key_file).
+      - A key of the host's own, with the name C(default), is made, kept in O(default_key_file), and good beside them.
     type: list
     elements: dict
     default: []
@@ -102,7 +102,7 @@ live:
   returned: success
   type: bool
 client_key_file:
-  description: The file with a key that a person on the host can use. Empty when O(client_keys) was given.
+  description: The file with the host's own key, which acceptance and a person on the host can use.
   returned: success
   type: str
 """
@@ -166,10 +166,7 @@ class Keys:
         self.changed = False
 
     def wanted_clients(self) -> dict[str, str]:
-        """Return hash to name; makes the default key when it is needed and missing."""
-        given = self.options["client_keys"]
-        if given:
-            return _haproxy.checked_keys(given)
+        """Return hash to name; makes the host's own key, which acceptance asks with, when it is missing."""
         path = self.options["default_key_file"]
         text = read(path)
         if text is None:
@@ -181,7 +178,7 @@ class Keys:
             self.changed = True
             if not self.check:
                 os.chmod(path, 0o600)
-        return _haproxy.checked_keys([{"name": "default", "key": one_key(path, text)}])
+        return _haproxy.checked_keys(list(self.options["client_keys"]) + [{"name": "default", "key": one_key(path, text)}])
 
     def wanted_engine(self) -> dict[str, str]:
         """Return the entry with the engine key; empty for engines without one."""
@@ -248,7 +245,7 @@ class Keys:
             "names": sorted(set(clients.values())),
             "engine_key_changed": changed_engine,
             "live": live,
-            "client_key_file": "" if self.options["client_keys"] else self.options["default_key_file"],
+            "client_key_file": self.options["default_key_file"],
             "diff": {
                 "before_header": self.options["keys_map"],
                 "after_header": self.options["keys_map"],

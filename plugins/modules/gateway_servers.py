@@ -33,6 +33,13 @@ options:
       - Ignored when it does not exist.
     type: path
     default: /run/ironserve/gateway-master.sock
+  config:
+    description:
+      - The gateway's configuration file. What leaves rotation is marked C(disabled) there first, and what comes back is unmarked
+        after it is in, so that a gateway that restarts meanwhile lets nothing in that is out.
+      - Ignored when it does not exist.
+    type: path
+    default: /etc/ironserve/gateway/haproxy.cfg
   backend:
     description: The backend of the servers.
     type: str
@@ -116,6 +123,8 @@ waited_s:
   type: float
 """
 
+import os
+import tempfile
 import time
 
 from ansible.module_utils.basic import AnsibleModule
@@ -125,6 +134,26 @@ from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMEr
 
 #: Where each wish ends.
 RESTS_IN = {_haproxy.READY: _haproxy.READY, _haproxy.DRAIN: _haproxy.MAINT, _haproxy.MAINT: _haproxy.MAINT}
+
+
+def mark(path: str, names: dict[str, bool]) -> None:
+    """Write into the configuration file which servers are disabled, at once and privately."""
+    if not names or not os.path.exists(path):
+        return
+    try:
+        with open(path, encoding="utf-8") as source:
+            before = source.read()
+        text = _haproxy.with_disabled(before, names)
+        if text == before:
+            return
+        handle, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".haproxy-")
+        with os.fdopen(handle, "w", encoding="utf-8") as sink:
+            sink.write(text)
+            sink.flush()
+            os.fsync(sink.fileno())
+        os.rename(partial, path)
+    except OSError as exc:
+        raise LLMError("{0} cannot be written: {1}".format(path, exc.strerror)) from exc
 
 
 def run(options: dict[str, object], check: bool) -> dict[str, object]:
@@ -148,8 +177,10 @@ def run(options: dict[str, object], check: bool) -> dict[str, object]:
 
     waited = 0.0
     if not check and differing:
+        mark(options["config"], {name: True for name in differing if wanted[name] != _haproxy.READY})
         for name in differing:
             door.set_state(backend, name, wanted[name])
+        mark(options["config"], {name: False for name in differing if wanted[name] == _haproxy.READY})
         draining = [name for name in differing if wanted[name] == _haproxy.DRAIN]
         if draining:
             waited = wait_until_empty(door, options, draining)
@@ -200,6 +231,7 @@ def main() -> None:
         argument_spec={
             "socket": {"type": "path", "default": "/run/ironserve/gateway.sock"},
             "master_socket": {"type": "path", "default": "/run/ironserve/gateway-master.sock"},
+            "config": {"type": "path", "default": "/etc/ironserve/gateway/haproxy.cfg"},
             "backend": {"type": "str", "default": _haproxy.BACKEND},
             "servers": {
                 "type": "list",

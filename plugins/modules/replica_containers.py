@@ -35,11 +35,13 @@ options:
   state:
     description:
       - V(present) makes each container run with its specification.
-      - V(reverted) brings back what a container replaced; one that replaced nothing is stopped and kept for its logs.
+      - V(reverted) brings back what a container replaced; one that replaced nothing is stopped and kept for its logs,
+        and one that was not replaced yet runs on.
       - V(committed) removes what was replaced.
+      - V(stopped) stops the containers and keeps them for their logs.
       - V(absent) removes the containers, and the network if nothing else is on it.
     type: str
-    choices: [present, absent, reverted, committed]
+    choices: [present, absent, reverted, committed, stopped]
     default: present
   cache_dir:
     description: Directory that holds the replicas' cache directories; only directories below it are made.
@@ -62,7 +64,8 @@ EXAMPLES = r"""
 RETURN = r"""
 actions:
   description:
-    - One entry for each container, with C(name), C(action) (keep, create, start, replace, remove, revert, stop or commit) and C(reason).
+    - One entry for each container, with C(name), C(action) (keep, create, start, replace, remove, revert,
+        untouched, stop or commit) and C(reason).
   returned: success
   type: list
   elements: dict
@@ -195,7 +198,7 @@ def run(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
         previous = _docker.inspect(client, spec["name"] + _containers.PREVIOUS_SUFFIX) if client else None
         decisions.append(_containers.decide(state, spec, current, previous))
         predecessors += [spec["name"]] if previous else []
-    acting = [(spec, choice.action) for spec, choice in zip(specs, decisions) if choice.action != _containers.KEEP]
+    acting = [(spec, choice.action) for spec, choice in zip(specs, decisions) if choice.action not in _containers.IDLE]
     names = {spec["name"] for spec in specs}
     ours = names | {name + _containers.PREVIOUS_SUFFIX for name in names}
     if client and state == "present":
@@ -231,7 +234,7 @@ def run(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
                 "after": json.dumps(item.after, indent=2, sort_keys=True) + "\n",
             }
             for item in decisions
-            if item.action != _containers.KEEP
+            if item.action not in _containers.IDLE
         ],
     }
 
@@ -241,7 +244,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "specs": {"type": "list", "elements": "dict", "required": True},
-            "state": {"type": "str", "choices": ["present", "absent", "reverted", "committed"], "default": "present"},
+            "state": {"type": "str", "choices": ["present", "absent", "reverted", "committed", "stopped"], "default": "present"},
             "cache_dir": {"type": "path", "required": True},
             "socket": {"type": "path", "default": "/var/run/docker.sock"},
         },

@@ -233,6 +233,7 @@ class Gateway:
                 "socket": self.socket,
                 "master_socket": str(self.home / "run/gateway-master.sock"),
                 "servers": [{"name": name, "state": state} for name, state in states.items()],
+                "config": str(self.config),
                 "wait_s": wait_s,
                 "missing": missing,
             },
@@ -686,6 +687,20 @@ def test_script_tells_whether_it_runs(pair):
     assert gateway.script("status").returncode == 3
 
 
+def test_what_was_taken_out_stays_out_when_the_gateway_starts_anew(pair):
+    """A run that dies between taking a replica out and proving its successor leaves nothing that a restart would let in."""
+    gateway, engines, _servers = pair
+    before = gateway.config.read_text(encoding="utf-8")
+    gateway.set(**{"n-c0": "drain"})
+    assert gateway.script("restart").returncode == 0
+    until(lambda: gateway.door.servers(_haproxy.BACKEND)["n-c1"].op == "running")
+    assert gateway.door.servers(_haproxy.BACKEND)["n-c0"].admin == "maint"
+    assert [gateway.post()[0] for _number in range(4)] == [200] * 4
+    assert [path for path, _headers in engines[0].seen if path != "/health"] == []
+    gateway.set(**{"n-c0": "ready"})
+    assert gateway.config.read_text(encoding="utf-8") == before
+
+
 # Keys
 
 
@@ -693,16 +708,19 @@ def test_keys_change_without_a_reload(pair):
     gateway, _engines, _servers = pair
     pids, old = gateway.info()["pids"], gateway.key
     fresh = [{"name": "a", "key": "key-of-client-a-0001"}]
-    both = [*fresh, {"name": "default", "key": old}]
-    result = gateway.keys(check=True, client_keys=both)
+    newer = [{"name": "b", "key": "key-of-client-b-0002"}]
+    result = gateway.keys(check=True, client_keys=fresh)
     assert (result["changed"], result["added"], result["removed"]) == (True, ["a"], [])
     assert gateway.post(key="key-of-client-a-0001")[0] == 401
-    assert gateway.keys(client_keys=both)["added"] == ["a"]
+    assert gateway.keys(client_keys=fresh)["added"] == ["a"]
+    # The host's own key stays good beside the clients': acceptance asks with it.
     assert [gateway.post(key=key)[0] for key in (old, "key-of-client-a-0001")] == [200, 200]
-    assert gateway.keys(client_keys=fresh)["removed"] == ["default"]
-    assert [gateway.post(key=key)[0] for key in (old, "key-of-client-a-0001")] == [401, 200]
-    result = gateway.keys(client_keys=fresh)
-    assert (result["changed"], result["client_key_file"]) == (False, "")
+    assert gateway.keys(client_keys=newer)["removed"] == ["a"]
+    assert [gateway.post(key=key)[0] for key in (old, "key-of-client-a-0001", "key-of-client-b-0002")] == [200, 401, 200]
+    result = gateway.keys(client_keys=newer)
+    assert result["changed"] is False
+    with open(result["client_key_file"], encoding="utf-8") as handle:
+        assert handle.read().strip() == old
     assert gateway.info()["pids"] == pids
 
 

@@ -53,6 +53,12 @@ PREVIOUS = container("older", running=False)
         ("reverted", NOTHING, container("older", running=True), "revert"),
         ("reverted", AS_PLANNED, NOTHING, "stop"),
         ("reverted", STOPPED, NOTHING, "keep"),
+        # A change that failed before it began: what runs is what was proved, and runs on.
+        ("reverted", OLD, NOTHING, "untouched"),
+        ("stopped", OLD, NOTHING, "stop"),
+        ("stopped", AS_PLANNED, PREVIOUS, "stop"),
+        ("stopped", STOPPED, NOTHING, "keep"),
+        ("stopped", NOTHING, NOTHING, "keep"),
         ("reverted", NOTHING, NOTHING, "keep"),
         ("committed", AS_PLANNED, PREVIOUS, "commit"),
         ("committed", AS_PLANNED, NOTHING, "keep"),
@@ -79,7 +85,7 @@ def test_decision(state, current, previous, action):
 def test_diff_tells_the_truth(state, current, previous):
     """A kept container shows no difference, every other one does; neither shows environment."""
     decision = decide(state, SPEC, current, previous)
-    assert (decision.before == decision.after) == (decision.action == "keep")
+    assert (decision.before == decision.after) == (decision.action in ("keep", "untouched"))
     assert "hush" not in str(decision)
 
 

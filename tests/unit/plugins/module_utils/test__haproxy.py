@@ -69,7 +69,9 @@ def test_planned_servers_are_held_back_without_proof():
     out = {"plan": {"replicas": [replica, dict(replica, name="n-c1")]}}
     assert [s["proven"] for s in _haproxy.planned_servers({"n": out})] == [False, False]
     assert [s["proven"] for s in _haproxy.planned_servers({"n": out}, assume_proven=True)] == [True, True]
-    judged = _haproxy.planned_servers({"n": dict(out, proven=["n-c1"])}, assume_proven=True)
+    # A check run leaves an empty list: it must not show every server as held back.
+    assert [s["proven"] for s in _haproxy.planned_servers({"n": dict(out, proven=[])}, assume_proven=True)] == [True, True]
+    judged = _haproxy.planned_servers({"n": dict(out, proven=["n-c1"])})
     assert judged[0] == {"name": "n-c0", "address": "10.0.0.1", "port": 8001, "max_num_seqs": 4, "proven": False}
     assert judged[1]["proven"] is True
 
@@ -251,3 +253,12 @@ def test_a_socket_that_never_answers_is_an_error_and_not_absent(tmp_path):
         mute.listen(1)
         with pytest.raises(LLMError, match="did not answer on"):
             _haproxy.AdminSocket(path, timeout_s=0.1).ask("show info")
+
+
+def test_a_server_is_marked_disabled_and_back_and_no_other_line_changes():
+    marked = _haproxy.with_disabled(CONFIG, {"node-1-c0": True})
+    changed = [pair for pair in zip(CONFIG.splitlines(), marked.splitlines()) if pair[0] != pair[1]]
+    assert len(changed) == 1 and changed[0][1] == changed[0][0] + " disabled" and " node-1-c0 " in changed[0][0]
+    assert _haproxy.with_disabled(marked, {"node-1-c0": True}) == marked
+    assert _haproxy.with_disabled(marked, {"node-1-c0": False}) == CONFIG
+    assert _haproxy.with_disabled(CONFIG, {"node": True, "nobody": True}) == CONFIG
