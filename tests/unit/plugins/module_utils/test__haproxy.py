@@ -257,7 +257,7 @@ def test_a_socket_that_never_answers_is_an_error_and_not_absent(tmp_path):
 
 def test_a_server_is_marked_disabled_and_back_and_no_other_line_changes():
     marked = _haproxy.with_disabled(CONFIG, {"node-1-c0": True})
-    changed = [pair for pair in zip(CONFIG.splitlines(), marked.splitlines()) if pair[0] != pair[1]]
+    changed = [pair for pair in zip(CONFIG.splitlines(), marked.splitlines(), strict=True) if pair[0] != pair[1]]
     assert len(changed) == 1 and changed[0][1] == changed[0][0] + " disabled" and " node-1-c0 " in changed[0][0]
     assert _haproxy.with_disabled(marked, {"node-1-c0": True}) == marked
     assert _haproxy.with_disabled(marked, {"node-1-c0": False}) == CONFIG
