@@ -6,7 +6,8 @@
 """Offer the demo's site engines that are up and useless, and require that each is refused and the fleet goes on serving.
 
 One never answers, one dies at its first request; both list the model and say 200 to /health. A healthy engine does not show
-such faults, so a scripted one plays them, in the real engine's image and container. Needs the converged demo.
+such faults, so a scripted one plays them, in the real engine's image and container. Then a real one is made to hang, and all are
+held to a speed they do not have. Needs the converged demo, run as root.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -75,6 +77,22 @@ def main() -> int:
             problems.append(f"{behaviour}: nothing says that local-c0 was refused")
         if admitted(image["reference"]):
             problems.append(f"{behaviour}: the gateway sends traffic to it")
+    say("one replica that hangs must leave the gateway, and its neighbours must stay in it")
+    before = open_ports(gateway_state() or "")
+    hung = json.loads(docker("inspect", "ironserve-c1"))[0]
+    os.kill(hung["State"]["Pid"], signal.SIGSTOP)
+    status, _output = site(HEALTHY, "-e", json.dumps({"replica_warmup_timeout_s": 10}))
+    port = int(hung["HostConfig"]["PortBindings"]["8000/tcp"][0]["HostPort"])
+    if status == 0:
+        problems.append("hung: the site went on with a replica that does not answer")
+    if open_ports(gateway_state() or "") != before - {port}:
+        problems.append(f"hung: the gateway should send to all but port {port}, it sends to {sorted(open_ports(gateway_state() or ''))}")
+    if "ironserve-c1" in docker("ps", "--format", "{{.Names}}").split():
+        problems.append("hung: the replica still runs")
+    status, _output = site(HEALTHY)
+    if status != 0 or open_ports(gateway_state() or "") != before:
+        problems.append("hung: the replica did not come back")
+
     say("a fleet that proved itself and does not any more must leave the gateway, and stay out of it")
     status, _output = site(HEALTHY, "-e", json.dumps({"replica_acceptance": {"floor_decode_tokens_per_s": 1e6}}))
     if status == 0:
