@@ -19,6 +19,8 @@ from ansible_collections.ironserve.llm.plugins.module_utils._variables import un
 
 ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
 SHIPPED = ROLES / "catalog"
+#: Folder of an overlay with probes of cards the collection does not know, ``<probe>.py`` each.
+PROBES = "probes"
 
 
 def read_yaml(path: pathlib.Path) -> Any:
@@ -40,9 +42,16 @@ def read_catalog(overlays: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
     for root in roots[1:]:
         # What is not read must not look as if it were.
         for path in sorted(root.iterdir()) if root.is_dir() else []:
-            if not path.name.startswith(".") and path.is_dir() and path.name not in SHAPES:
-                raise LLMError(f"{path}: the catalog has no folder of this name; {nearest(path.name, list(SHAPES))}")
+            if not path.name.startswith(".") and path.is_dir() and path.name not in (*SHAPES, PROBES):
+                raise LLMError(f"{path}: the catalog has no folder of this name; {nearest(path.name, [*SHAPES, PROBES])}")
     return {kind: collect(kind, [(str(path), read_yaml(path)) for root in roots for path in entry_files(root / kind)]) for kind in SHAPES}
+
+
+def read_probe(overlays: list[str], name: str) -> str:
+    """Source of a probe that an overlay brings, empty when none does; the last overlay wins."""
+    files = [pathlib.Path(item).expanduser() / PROBES / f"{name}.py" for item in overlays]
+    found = [path for path in files if path.is_file()]
+    return found[-1].read_text(encoding="utf-8") if found else ""
 
 
 def role_options() -> dict[str, list[str]]:
@@ -80,6 +89,7 @@ class ActionModule(ActionBase):
                     raise LLMError("; ".join(wrong))
             catalog = read_catalog(args["overlays"])
             chosen = resolve(catalog, args["platform"], args["model"], args["engine"], args["weights"])
+            chosen["platform"]["probe_source"] = read_probe(args["overlays"], chosen["platform"]["probe"])
         except LLMError as exc:
             raise AnsibleActionFail(str(exc)) from exc
         return {"changed": False, "catalog": chosen, "known": {kind: sorted(entries) for kind, entries in catalog.items()}}

@@ -18,10 +18,19 @@ FAULT = "fault"
 
 @dataclasses.dataclass
 class Holder:
-    """Who holds a card: a process, a container, or both (the other is then 0 or empty)."""
+    """Who holds a card: a process, a container, or both (the other is then 0 or empty).
+
+    Attributes:
+        pid: process id as the tool shows it; 0 when only the container is known.
+        container: name of the container.
+        name: name of the process; empty where the tool hides it.
+        memory_mib: device memory it holds, MiB; None where the tool does not say.
+    """
 
     pid: int
     container: str = ""
+    name: str = ""
+    memory_mib: int | None = None
 
 
 @dataclasses.dataclass
@@ -29,19 +38,27 @@ class Card:
     """One accelerator device. A figure the tool does not give, or lies about, is None.
 
     Attributes:
-        id: stable identity: PCI address, physical id, or ``cpu:<core slot>``.
-        index: the number the vendor's tool shows.
+        id: stable identity: PCI address as sysfs writes it (``0000:07:00.0``), the vendor's uuid for a slice of a card, or
+            ``<probe>:<number>`` where there is neither.
+        index: number of the card on its host, unique, by which replicas and ports are named: what the vendor's tool shows, or the
+            physical id where a card has several dies.
         name: product name in our normal form.
         name_raw: product name as the tool spells it.
         architecture: ``gfx928``, ``910B2``, ``sm_90``, ``x86_64``.
-        memory_total_mib, memory_used_mib: device memory, MiB.
+        memory_total_mib, memory_used_mib: device memory (HBM where there is any), MiB.
+        ddr_total_mib, ddr_used_mib: second memory of the card, MiB; None where there is none or the tool prints a constant.
         utilisation_pct: use over the sampling window, 0 to 100.
         temperature_c, power_w: degrees Celsius, watts.
         health: ``ok``, ``warning``, ``fault`` or ``unknown``.
+        health_detail: what the tool said when it did not say ok, in one line.
         holders: processes or containers on the card.
         devices: device nodes the card owns: kind -> path.
         cpuset: cores the card stands for; only on platform ``cpu``.
         numa_node: NUMA node.
+        physical_id, logical_id: the vendor's numbers where they can differ.
+        die: number of the die on a card that has several.
+        link: ``up``, ``down`` or ``unknown``; None where the card has no link of its own.
+        link_detail: address and network health of the link, in one line.
     """
 
     id: str
@@ -51,14 +68,22 @@ class Card:
     architecture: str
     memory_total_mib: int
     memory_used_mib: int | None = None
+    ddr_total_mib: int | None = None
+    ddr_used_mib: int | None = None
     utilisation_pct: float | None = None
     temperature_c: float | None = None
     power_w: float | None = None
     health: str = UNKNOWN
+    health_detail: str = ""
     holders: list[Holder] = dataclasses.field(default_factory=list)
     devices: dict[str, str] = dataclasses.field(default_factory=dict)
     cpuset: str = ""
     numa_node: int | None = None
+    physical_id: int | None = None
+    logical_id: int | None = None
+    die: int | None = None
+    link: str | None = None
+    link_detail: str = ""
 
 
 @dataclasses.dataclass
@@ -67,16 +92,22 @@ class Accelerators:
 
     Attributes:
         probe: name of the probe.
-        tool: tool and version that were read.
+        tool: tool that was read, with its version where it has one of its own.
         cards: the cards, by index.
-        driver_version, runtime_version: None where the platform has none.
+        driver_version, runtime_version, firmware_version, tool_version: None where the platform has none.
+        driver_live: whether the kernel runs the driver; None where the platform has none.
+        checks: what the probe itself saw, beyond the cards.
     """
 
     probe: str
     tool: str
     cards: list[Card]
     driver_version: str | None = None
+    driver_live: bool | None = None
     runtime_version: str | None = None
+    firmware_version: str | None = None
+    tool_version: str | None = None
+    checks: list[Check] = dataclasses.field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for module results."""
@@ -92,7 +123,7 @@ def preflight(found: Accelerators, expected: int, minimum_mib: int, device_error
         device_errors: device nodes that must open and do not: path -> reason.
     """
     cards = found.cards
-    checks = [Check("probe", PASS, "{0} ({1})".format(found.probe, found.tool))]
+    checks = [Check("probe", PASS, "{0} ({1})".format(found.probe, found.tool))] + found.checks
 
     wanted = str(expected) if expected else "at least 1"
     enough = len(cards) == expected if expected else bool(cards)

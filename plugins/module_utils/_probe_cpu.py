@@ -14,6 +14,7 @@ from typing import Any
 from ansible_collections.ironserve.llm.plugins.module_utils import _cgroup, _docker
 from ansible_collections.ironserve.llm.plugins.module_utils._accelerators import OK, Accelerators, Card, Holder
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, UnknownOutput
+from ansible_collections.ironserve.llm.plugins.module_utils._vendor import Vendor
 
 #: Memory left to the host itself, MiB.
 HOST_RESERVE_MIB = 1024
@@ -71,16 +72,17 @@ def _cpu_seconds(containers: list[dict[str, Any]]) -> float:
     return sum(_cgroup.cpu_seconds(item["pid"]) for item in containers)
 
 
-def probe(options: dict[str, Any]) -> Accelerators:
+def probe(vendor: Vendor) -> Accelerators:
     """Read this host's cards.
 
     Args:
-        options: ``cards`` (how many to play) and ``card_memory_mib`` (MiB each).
+        vendor: its options are ``cards`` (how many to play) and ``card_memory_mib`` (MiB each).
     Raises LLMError when memory does not hold a single card, or a figure cannot be read.
     """
+    options = vendor.options
     for name in ("cards", "card_memory_mib"):
-        if int(options[name]) < 1:
-            raise LLMError("accelerator_cpu_{0} must be 1 or more, found {1}".format(name, options[name]))
+        if int(options.get(name, 0)) < 1:
+            raise LLMError("accelerator_cpu_{0} must be 1 or more, found {1}".format(name, options.get(name)))
     cores = sorted(os.sched_getaffinity(0))
     with open("/proc/meminfo", encoding="ascii") as handle:
         total = parse_memory_total_mib(handle.read())

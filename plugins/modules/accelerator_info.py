@@ -45,14 +45,36 @@ options:
     type: list
     elements: path
     default: []
-  cpu_cards:
-    description: Probe V(cpu) only. How many cards to play; fewer if memory does not hold them.
-    type: int
-    default: 4
-  cpu_card_memory_mib:
-    description: Probe V(cpu) only. Memory of each card, in MiB.
-    type: int
-    default: 1024
+  tools:
+    description: Where each tool of the vendor may lie, the best path first, by the tool's name.
+    type: dict
+    default: {}
+  tool_environment:
+    description: Environment of every call of a tool. A shell that is not interactive has no vendor's library path.
+    type: dict
+    default: {}
+  tool_timeout_s:
+    description: Time limit of one call of a tool, in seconds. A hung driver hangs its tool.
+    type: float
+    default: 30
+  options:
+    description: What the platform says to its own probe, such as C(cards) and C(card_memory_mib) for V(cpu).
+    type: dict
+    default: {}
+  probe_source:
+    description:
+      - Python source of a probe that the collection does not have, as the catalog found it in an overlay.
+      - It must have a function C(probe(vendor)) that returns C(Accelerators).
+    type: str
+    default: ""
+  root:
+    description: Directory that stands for the root of the host, to read a host that is played.
+    type: path
+    default: /
+  sysfs:
+    description: Directory that stands for C(/sys), to read a host that is played. Default is C(sys) under O(root).
+    type: path
+    default: ""
 """
 
 EXAMPLES = r"""
@@ -60,15 +82,26 @@ EXAMPLES = r"""
 - name: Read the cards
   ironserve.llm.accelerator_info:
     probe: cpu
-    cpu_cards: 4
+    options: {cards: 4, card_memory_mib: 1024}
   register: accelerators
+
+- name: Read the cards of a host with a vendor's tool
+  ironserve.llm.accelerator_info:
+    probe: hygon
+    expected_cards: 8
+    tools:
+      hy-smi: [/opt/hyhal/bin/hy-smi, /usr/local/hyhal/bin/hy-smi]
+    device_nodes: [/dev/kfd]
 """
 
 RETURN = r"""
 cards:
   description:
     - Cards by index, each with C(id), C(index), C(name), C(name_raw), C(architecture), C(memory_total_mib), C(memory_used_mib),
-      C(utilisation_pct), C(temperature_c), C(power_w), C(health), C(holders), C(devices), C(cpuset) and C(numa_node).
+      C(ddr_total_mib), C(ddr_used_mib), C(utilisation_pct), C(temperature_c), C(power_w), C(health), C(health_detail), C(holders),
+      C(devices), C(cpuset), C(numa_node), C(physical_id), C(logical_id), C(die), C(link) and C(link_detail).
+    - Each of C(holders) has C(pid), C(container), C(name) and C(memory_mib).
+    - Memory is in MiB, use in percent, temperature in degrees Celsius, power in watts.
     - A figure the tool does not give is null.
   returned: success
   type: list
@@ -85,8 +118,20 @@ driver_version:
   description: Version of the driver; null where the platform has none.
   returned: success
   type: str
+driver_live:
+  description: Whether the kernel runs the driver; null where the platform has none.
+  returned: success
+  type: bool
 runtime_version:
   description: Version of the vendor's runtime; null where the platform has none.
+  returned: success
+  type: str
+firmware_version:
+  description: Version of the cards' firmware; null where the platform has none.
+  returned: success
+  type: str
+tool_version:
+  description: Version of the tool; null where it has none of its own.
   returned: success
   type: str
 device_nodes:
@@ -109,16 +154,41 @@ ok:
   type: bool
 """
 
+import importlib.util
 import os
+from typing import Callable
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _probe_cpu
-from ansible_collections.ironserve.llm.plugins.module_utils._accelerators import preflight
+from ansible_collections.ironserve.llm.plugins.module_utils._accelerators import Accelerators, preflight
 from ansible_collections.ironserve.llm.plugins.module_utils._checks import all_good
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
+from ansible_collections.ironserve.llm.plugins.module_utils._vendor import Vendor
 
 PROBES = {"cpu": _probe_cpu.probe}
+
+
+def find_probe(name: str, source: str, tmpdir: str) -> Callable[[Vendor], Accelerators]:
+    """The collection's probe of this name, or the one that ``source`` defines.
+
+    Raises LLMError for a name nobody knows, and for a source that cannot be loaded or has no ``probe``.
+    """
+    if not source:
+        if name not in PROBES:
+            hint = "; or put it into <inventory>/catalog/probes/{0}.py".format(name)
+            raise LLMError("unknown probe '{0}': {1}{2}".format(name, nearest(name, list(PROBES)), hint))
+        return PROBES[name]
+    path = os.path.join(tmpdir, "probe_{0}.py".format(name))
+    with open(path, "w", encoding="utf-8") as handle:
+        handle.write(source)
+    spec = importlib.util.spec_from_file_location("ironserve_probe", path)
+    loaded = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(loaded)
+        return loaded.probe
+    except Exception as exc:
+        raise LLMError("probe '{0}' of the catalog's overlay cannot be used: {1!r}".format(name, exc)) from exc
 
 
 def open_error(path: str) -> str:
@@ -139,29 +209,39 @@ def main() -> None:
             "minimum_memory_mib": {"type": "int", "default": 0},
             "device_nodes": {"type": "list", "elements": "path", "default": []},
             "optional_device_nodes": {"type": "list", "elements": "path", "default": []},
-            "cpu_cards": {"type": "int", "default": 4},
-            "cpu_card_memory_mib": {"type": "int", "default": 1024},
+            "tools": {"type": "dict", "default": {}},
+            "tool_environment": {"type": "dict", "default": {}},
+            "tool_timeout_s": {"type": "float", "default": 30.0},
+            "options": {"type": "dict", "default": {}},
+            "probe_source": {"type": "str", "default": ""},
+            "root": {"type": "path", "default": "/"},
+            "sysfs": {"type": "path", "default": ""},
         },
         supports_check_mode=True,
     )
     params = module.params
-    if params["probe"] not in PROBES:
-        module.fail_json(msg="unknown probe '{0}': {1}".format(params["probe"], nearest(params["probe"], list(PROBES))))
+    vendor = Vendor(
+        tools=params["tools"],
+        environment={name: str(value) for name, value in params["tool_environment"].items()},
+        timeout_s=params["tool_timeout_s"],
+        root=params["root"],
+        sysfs=params["sysfs"],
+        options=params["options"],
+    )
     try:
-        found = PROBES[params["probe"]]({"cards": params["cpu_cards"], "card_memory_mib": params["cpu_card_memory_mib"]})
+        found = find_probe(params["probe"], params["probe_source"], module.tmpdir)(vendor)
     except LLMError as exc:
         module.fail_json(msg=str(exc))
     own = [path for card in found.cards for path in card.devices.values()]
-    errors = {path: open_error(path) for path in params["device_nodes"] + own}
-    present = [path for path in params["device_nodes"] + params["optional_device_nodes"] + own if os.path.exists(path)]
+    errors = {path: open_error(vendor.path(path)) for path in params["device_nodes"] + own}
+    present = [path for path in params["device_nodes"] + params["optional_device_nodes"] + own if vendor.exists(path)]
     checks = preflight(found, params["expected_cards"], params["minimum_memory_mib"], {path: why for path, why in errors.items() if why})
     module.exit_json(
         changed=False,
-        device_nodes={path: os.stat(path).st_gid for path in present},
-        checks=[check.as_dict() for check in checks],
+        device_nodes={path: os.stat(vendor.path(path)).st_gid for path in present},
         lines=[check.line() for check in checks],
         ok=all_good(checks),
-        **found.as_dict(),
+        **dict(found.as_dict(), checks=[check.as_dict() for check in checks]),
     )
 
 

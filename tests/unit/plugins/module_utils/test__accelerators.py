@@ -100,5 +100,5 @@ def test_schema_is_plain_data():
     found.cards[0].holders = [Holder(7, "jupyter")]
     data = found.as_dict()["cards"][0]
     assert data["devices"] == {"card": "/dev/dri/card1"}
-    assert data["holders"] == [{"pid": 7, "container": "jupyter"}]
+    assert data["holders"] == [{"pid": 7, "container": "jupyter", "name": "", "memory_mib": None}]
     assert data["utilisation_pct"] is None, "what a tool does not give is null, not 0"

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _docker, _probe_cpu
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, UnknownOutput
+from ansible_collections.ironserve.llm.plugins.module_utils._vendor import Vendor
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_cards_never_promise_more_memory_than_there_is(total, wanted, size):
 
 
 def test_real_host_without_an_engine(no_engine):
-    found = _probe_cpu.probe({"cards": 1, "card_memory_mib": 1})
+    found = _probe_cpu.probe(Vendor(options={"cards": 1, "card_memory_mib": 1}))
     (card,) = found.cards
     assert int(card.cpuset) in os.sched_getaffinity(0)
     assert (card.utilisation_pct, card.memory_used_mib, card.holders) == (0.0, 0, [])
@@ -65,13 +66,13 @@ def test_real_host_without_an_engine(no_engine):
 
 def test_host_too_small_for_one_card_says_the_figures(no_engine):
     with pytest.raises(LLMError, match=r"one card of 100000000 MiB and 1024 MiB for the host .*accelerator_cpu_card_memory_mib"):
-        _probe_cpu.probe({"cards": 1, "card_memory_mib": 100000000})
+        _probe_cpu.probe(Vendor(options={"cards": 1, "card_memory_mib": 100000000}))
 
 
 @pytest.mark.parametrize(("name", "value"), [("cards", 0), ("cards", -1), ("card_memory_mib", 0)])
 def test_senseless_option_is_named(no_engine, name, value):
     with pytest.raises(LLMError, match="accelerator_cpu_{0} must be 1 or more, found {1}".format(name, value)):
-        _probe_cpu.probe(dict({"cards": 1, "card_memory_mib": 1}, **{name: value}))
+        _probe_cpu.probe(Vendor(options=dict({"cards": 1, "card_memory_mib": 1}, **{name: value})))
 
 
 def test_engine_that_breaks_is_an_error_and_not_an_idle_card(monkeypatch):
@@ -81,7 +82,7 @@ def test_engine_that_breaks_is_an_error_and_not_an_idle_card(monkeypatch):
 
     monkeypatch.setattr(_docker, "connect", lambda *_args: Broken())
     with pytest.raises(LLMError, match="the container engine does not say what it runs: reset by peer"):
-        _probe_cpu.probe({"cards": 1, "card_memory_mib": 1})
+        _probe_cpu.probe(Vendor(options={"cards": 1, "card_memory_mib": 1}))
 
 
 class Engine:
@@ -104,7 +105,7 @@ def test_holders_are_those_on_the_card(monkeypatch):
     monkeypatch.setattr(_probe_cpu, "lay_out", lambda cores, _total, cards, mib: real_lay_out(cores, 1 << 20, cards, mib))
     monkeypatch.setattr(_probe_cpu._cgroup, "cpu_seconds", float)
     monkeypatch.setattr(_probe_cpu._cgroup, "memory_bytes", lambda _pid: 5 * 2**20)
-    found = _probe_cpu.probe({"cards": 2, "card_memory_mib": 1})
+    found = _probe_cpu.probe(Vendor(options={"cards": 2, "card_memory_mib": 1}))
     assert [[holder.container for holder in card.holders] for card in found.cards] == [[], ["ironserve-c1"]]
     assert [card.memory_used_mib for card in found.cards] == [0, 5]
 
@@ -112,7 +113,7 @@ def test_holders_are_those_on_the_card(monkeypatch):
 def test_replica_that_ends_meanwhile_is_said(monkeypatch):
     monkeypatch.setattr(_docker, "connect", lambda *_args: Engine([("ironserve-c0", 2**22 + 1, "cpu:0")]))
     with pytest.raises(LLMError, match="a replica ended while its control group was read.*run again"):
-        _probe_cpu.probe({"cards": 1, "card_memory_mib": 1})
+        _probe_cpu.probe(Vendor(options={"cards": 1, "card_memory_mib": 1}))
 
 
 real_lay_out = _probe_cpu.lay_out

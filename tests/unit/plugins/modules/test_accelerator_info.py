@@ -13,7 +13,7 @@ import pytest
 from ansible_collections.ironserve.llm.plugins.module_utils import _docker, _probe_cpu
 from ansible_collections.ironserve.llm.plugins.modules import accelerator_info
 
-SMALL = {"probe": "cpu", "cpu_cards": 1, "cpu_card_memory_mib": 1}
+SMALL = {"probe": "cpu", "options": {"cards": 1, "card_memory_mib": 1}}
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,27 @@ def test_this_machine(run_module, check_mode):
 
 def test_unknown_probe_lists_the_known(run_module):
     result = run_module(accelerator_info, {"probe": "cpuu"})
-    assert result["msg"] == "unknown probe 'cpuu': did you mean \"cpu\"? Known: cpu"
+    assert result["msg"].startswith("unknown probe 'cpuu': did you mean \"cpu\"? Known: ")
+    assert "catalog/probes/cpuu.py" in result["msg"]
+
+
+def test_probe_of_an_overlay(run_module):
+    source = "\n".join(
+        [
+            "from ansible_collections.ironserve.llm.plugins.module_utils._accelerators import Accelerators, Card",
+            "def probe(vendor):",
+            "    card = Card('x:0', 0, 'X1', 'X1', 'x', vendor.options['mib'], health='ok')",
+            "    return Accelerators('made_up', 'x-smi', [card])",
+        ]
+    )
+    result = run_module(accelerator_info, {"probe": "made_up", "probe_source": source, "options": {"mib": 7}})
+    assert (result["probe"], result["cards"][0]["memory_total_mib"], result["ok"]) == ("made_up", 7, True)
+
+
+@pytest.mark.parametrize("source", ["def probe(:", "import absent_module", "answer = 42"])
+def test_probe_of_an_overlay_that_cannot_be_used(run_module, source):
+    result = run_module(accelerator_info, {"probe": "made_up", "probe_source": source})
+    assert result["msg"].startswith("probe 'made_up' of the catalog's overlay cannot be used: ")
 
 
 def test_too_few_cards_is_told_and_not_ok(run_module):
