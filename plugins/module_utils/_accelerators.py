@@ -45,7 +45,7 @@ class Card:
         name: product name in our normal form.
         name_raw: product name as the tool spells it.
         architecture: ``gfx928``, ``910B2``, ``sm_90``, ``x86_64``.
-        memory_total_mib, memory_used_mib: device memory (HBM where there is any), MiB.
+        memory_total_mib, memory_used_mib: device memory (HBM where there is any), MiB; a lost card may no longer say even the first.
         ddr_total_mib, ddr_used_mib: second memory of the card, MiB; None where there is none or the tool prints a constant.
         utilisation_pct: use over the sampling window, 0 to 100.
         temperature_c, power_w: degrees Celsius, watts.
@@ -66,7 +66,7 @@ class Card:
     name: str
     name_raw: str
     architecture: str
-    memory_total_mib: int
+    memory_total_mib: int | None
     memory_used_mib: int | None = None
     ddr_total_mib: int | None = None
     ddr_used_mib: int | None = None
@@ -137,7 +137,11 @@ def preflight(found: Accelerators, expected: int, minimum_mib: int, device_error
         else Check("card_identity", PASS, "{0}".format(", ".join(card.id for card in cards) or "none"))
     )
 
-    small = ["{0} has {1} MiB".format(card.id, card.memory_total_mib) for card in cards if card.memory_total_mib < minimum_mib]
+    small = [
+        "{0} {1}".format(card.id, "does not say how much" if card.memory_total_mib is None else "has {0} MiB".format(card.memory_total_mib))
+        for card in cards
+        if card.memory_total_mib is None or card.memory_total_mib < minimum_mib
+    ]
     checks.append(
         Check("card_memory", FAIL, "{0}, {1} MiB needed".format("; ".join(small), minimum_mib), "choose the platform that fits these cards")
         if small

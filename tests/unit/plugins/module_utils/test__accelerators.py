@@ -61,6 +61,12 @@ def test_card_too_small_names_card_and_both_figures():
     assert "0000:00:00.0" not in line
 
 
+@pytest.mark.parametrize("minimum", [0, 60000])
+def test_card_that_does_not_say_its_memory_is_not_big_enough(minimum):
+    (line,) = failures(check([card(0), card(1, memory=None)], minimum=minimum))
+    assert "0000:01:00.0 does not say how much, {0} MiB needed".format(minimum) in line
+
+
 @pytest.mark.parametrize(
     ("health", "status", "good"),
     [

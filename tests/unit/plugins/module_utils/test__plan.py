@@ -194,6 +194,14 @@ def test_card_that_is_badly_described_is_named(k100, key):
         make_plan(data)
 
 
+def test_lost_card_that_does_not_say_its_memory_can_be_left_out(k100):
+    data = k100(allow_degraded=True)
+    data.cards[1].update(health="fault", memory_total_mib=None)
+    plan = make_plan(data)
+    assert [replica["card_indexes"] for replica in plan["replicas"]] == [[0], [2], [3]]
+    assert [item["card"] for item in plan["left_out"]] == [data.cards[1]["id"]]
+
+
 @pytest.mark.parametrize("key", ["id", "index"])
 def test_two_cards_of_one_identity(k100, key):
     data = k100()
