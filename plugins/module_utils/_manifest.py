@@ -10,7 +10,6 @@ lower-case hex. The marker remembers which files were hashed, so that an unchang
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
@@ -21,7 +20,9 @@ import stat
 import tempfile
 import time
 
+from ansible_collections.ironserve.llm.plugins.module_utils import _hashing
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.module_utils._hashing import sha256_of, stamp_of
 
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 
@@ -45,7 +46,6 @@ WRITABLE = "writable"
 BYTES_GOOD = (OK, WRITABLE, BAD_STRUCTURE)
 
 _HEX64 = re.compile(r"\A[0-9a-f]{64}\Z")
-_CHUNK = 1 << 20
 _MARKER_VERSION = 1
 
 
@@ -158,34 +158,6 @@ def tree_files(root: str) -> list[str]:
     return sorted(found)
 
 
-def stamp_of(status: os.stat_result) -> list[int]:
-    """The cheap identity of a file's bytes: ``[size, mtime_ns, inode]``."""
-    return [status.st_size, status.st_mtime_ns, status.st_ino]
-
-
-def sha256_of(path: str) -> tuple[str, os.stat_result, bool]:
-    """Hash a file: ``(hex digest, stat, stable)``; not stable when the file changed while it was read."""
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(_CHUNK))
-    with open(path, "rb", buffering=0) as handle:
-        before = os.fstat(handle.fileno())
-        while True:
-            count = handle.readinto(buffer)
-            if not count:
-                break
-            digest.update(buffer[:count])
-        after = os.fstat(handle.fileno())
-    return digest.hexdigest(), after, stamp_of(before) == stamp_of(after)
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
-
-
 def _head(path: str) -> bytes:
     with open(path, "rb") as handle:
         return handle.read(512)
@@ -226,14 +198,16 @@ def _cheap(root: str, entry: Entry) -> FileResult:
     return FileResult(entry.path, OK, "", status.st_size, None, stamp_of(status))
 
 
-def _hash(root: str, entry: Entry) -> FileResult:
+def _hash(root: str, entry: Entry, meter: _hashing.Meter) -> FileResult:
     """The verdict on one file whose size is right, by its bytes."""
     path = os.path.join(root, *entry.path.split("/"))
     try:
-        digest, status, stable = sha256_of(path)
+        digest, status, stable = sha256_of(path, meter, entry.path)
         head = _head(path) if digest != entry.sha256 else b""
     except OSError as exc:
         return FileResult(entry.path, UNREADABLE, str(exc))
+    finally:
+        meter.finish(entry.path)
     result = FileResult(entry.path, OK, "", status.st_size, digest, stamp_of(status), True)
     if not stable:
         result.verdict = CHANGING
@@ -248,7 +222,13 @@ def _hash(root: str, entry: Entry) -> FileResult:
     return result
 
 
-def check_tree(root: str, entries: list[Entry], remembered: dict[str, list] | None = None, extras: bool = True) -> list[FileResult]:
+def check_tree(
+    root: str,
+    entries: list[Entry],
+    remembered: dict[str, list] | None = None,
+    extras: bool = True,
+    report: _hashing.Report | None = None,
+) -> list[FileResult]:
     """Compare a directory with a manifest.
 
     Args:
@@ -257,6 +237,7 @@ def check_tree(root: str, entries: list[Entry], remembered: dict[str, list] | No
         remembered: ``path -> [size, mtime_ns, inode, sha256]`` of files hashed earlier (see ``read_marker``); a file
             that still has this stamp is not read again. None or empty hashes everything.
         extras: whether files that the manifest does not name are problems too (an engine may load them).
+        report: is told how far the hashing is, see ``_hashing.Meter``.
 
     Returns one result per entry, then one per extra file, sorted by path. Files are hashed side by side, one thread
     a file, largest first, on as many threads as there are cores (hashlib releases the interpreter lock).
@@ -274,15 +255,21 @@ def check_tree(root: str, entries: list[Entry], remembered: dict[str, list] | No
                 to_hash.append(entry)
     if to_hash:
         to_hash.sort(key=lambda entry: entry.size, reverse=True)
-        with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, min(len(to_hash), cores()))) as pool:
-            for result in pool.map(lambda entry: _hash(root, entry), to_hash):
-                results[result.path] = result
+        meter = _hashing.Meter(sum(entry.size for entry in to_hash), report)
+        for result in _hashing.side_by_side(lambda entry: _hash(root, entry, meter), to_hash):
+            results[result.path] = result
     found = [results[entry.path] for entry in entries]
     if extras and os.path.isdir(root):
         for path in tree_files(root):
             if path not in results:
                 found.append(FileResult(path, EXTRA, "is not in the manifest, and an engine could load it"))
     return found
+
+
+def unchanged(root: str, entries: list[Entry], remembered: dict[str, list]) -> bool:
+    """Whether every file is there as it was when it was hashed; nothing is read."""
+    found = [(entry, _cheap(root, entry)) for entry in entries]
+    return all(item.verdict == OK and remembered.get(entry.path) == (item.stamp or []) + [entry.sha256] for entry, item in found)
 
 
 def read_marker(path: str, root: str, identity: str) -> dict:

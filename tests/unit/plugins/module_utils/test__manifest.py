@@ -223,3 +223,16 @@ def test_a_marker_replaces_an_older_one_whole_and_leaves_nothing_beside_it(tree,
     assert os.listdir(os.path.dirname(marker)) == ["m.json"]
     assert os.stat(marker).st_mode & 0o777 == 0o644
     assert _manifest.marker_root(marker) == str(tree.resolve())
+
+
+def test_progress_counts_only_what_must_be_read_and_ends_at_its_total(tree, entries, tmp_path):
+    marker, identity = remembered(tree, entries, tmp_path)
+    os.utime(tree / "sub/b.bin", ns=(1, 1))
+    known = _manifest.read_marker(marker, str(tree), identity)["files"]
+    told = []
+    _manifest.check_tree(str(tree), entries, known, report=lambda *args: told.append(args))
+    size = len(FILES["sub/b.bin"])
+    assert (told[0], told[-1]) == ((0, size, ""), (size, size, "sub/b.bin"))
+    marker, identity = remembered(tree, entries, tmp_path)
+    known = _manifest.read_marker(marker, str(tree), identity)["files"]
+    _manifest.check_tree(str(tree), entries, known, report=lambda *args: pytest.fail("there is nothing to read"))
