@@ -37,6 +37,8 @@ PATTERNS = [
     "/etc/tmpfiles.d/*",
     "/etc/apt/sources.list.d/*",
 ]
+#: Mounts under these are the engine's.
+MOUNTS = ("/var/lib/docker", "/run/docker", "/var/lib/ironserve")
 DAEMONS = {"dockerd", "containerd", "haproxy"}
 
 
@@ -76,6 +78,8 @@ def look() -> dict[str, list[str]]:
         "file": [path for pattern in PATTERNS for path in glob.glob(pattern)],
         "user": [entry.pw_name for entry in pwd.getpwall()],
         "process": processes(),
+        "mount": [line.split()[1] for line in open("/proc/self/mounts", encoding="utf-8") if line.split()[1].startswith(MOUNTS)],
+        "interface": [name for name in os.listdir("/sys/class/net") if name.startswith(("docker", "br-"))],
     }
 
 
