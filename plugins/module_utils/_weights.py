@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import fcntl
 import os
-import re
 import shutil
 import sys
 import tarfile
@@ -24,7 +23,7 @@ import zipfile
 import zlib
 from typing import IO, Callable, Iterator
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _conversion, _gguf, _manifest, _safetensors
+from ansible_collections.ironserve.llm.plugins.module_utils import _conversion, _hashing, _manifest, _structure
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._lock import guard
 from ansible_collections.ironserve.llm.plugins.module_utils._manifest import Entry, FileResult
@@ -38,13 +37,9 @@ except ImportError:  # a Python built without xz
         """Stands in where xz archives cannot be read anyway."""
 
 
-FORMATS = ("gguf", "safetensors")
-
 #: FICLONE of linux/fs.h: share the blocks of another file, where the filesystem can.
 _FICLONE = 0x40049409
 _CHUNK = 1 << 20
-_PART_OF = re.compile(r"\A(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.(?P<suffix>gguf|safetensors)\Z")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tiktoken.model")
 
 
 @dataclasses.dataclass
@@ -56,6 +51,7 @@ class Report:
         files: one result per file of the manifest, then per extra file.
         structure_problems: one line per fault of the format (header, index, required file).
         structure: whether the structure was checked, now or when the marker was written.
+        checks: which checks of the structure those are, see ``_structure.checks``.
         hashed_bytes: bytes read for hashing in this run.
         seconds: time taken.
         needed_bytes: bytes of the files that are not good.
@@ -70,6 +66,7 @@ class Report:
     seconds: float
     needed_bytes: int
     free_bytes: int
+    checks: str = ""
 
     @property
     def bytes_ok(self) -> bool:
@@ -113,113 +110,6 @@ class Report:
         }
 
 
-def check_structure(root: str, paths: list[str], weights_format: str) -> dict[str, list[str]]:
-    """Check headers and indexes of the files ``paths`` (relative to ``root``), no tensor data read.
-
-    Returns ``path -> problem lines``; the key "" holds problems of the set as a whole.
-    """
-    problems: dict[str, list[str]] = {}
-
-    def note(path: str, line: str) -> None:
-        problems.setdefault(path, []).append(line)
-
-    suffix = "." + weights_format
-    weights = [path for path in paths if path.endswith(suffix)]
-    if not weights:
-        note("", "no file of format {0} is among {1}".format(weights_format, ", ".join(paths) or "the files"))
-    tensors: dict[str, list[str]] = {}
-    for path in weights:
-        full = os.path.join(root, *path.split("/"))
-        try:
-            with open(full, "rb") as handle:
-                size = os.fstat(handle.fileno()).st_size
-                known = _manifest.sniff(handle.read(512))
-                if known:
-                    raise LLMError("{0}: {1}".format(path, known[1]))
-                handle.seek(0)
-                if weights_format == "gguf":
-                    tensors[path] = [tensor.name for tensor in _gguf.read_header(handle, size, path).tensors]
-                else:
-                    tensors[path] = [tensor.name for tensor in _safetensors.read_header(handle, size, path)]
-        except LLMError as exc:
-            note(path, str(exc))
-        except OSError as exc:
-            note(path, "{0}: cannot be read: {1}".format(path, exc.strerror or exc))
-    for line in _missing_parts(weights):
-        note("", line)
-    if weights_format == "safetensors":
-        for path, line in _check_safetensors_set(root, paths, weights, tensors):
-            note(path, line)
-    elif not any(_PART_OF.match(path) for path in weights):
-        return problems
-    for line in _twice(tensors):
-        note("", line)
-    return problems
-
-
-def _missing_parts(weights: list[str]) -> list[str]:
-    """Files named ``x-00001-of-00003`` whose siblings are not there."""
-    sets: dict[tuple[str, int, str], set[int]] = {}
-    for path in weights:
-        match = _PART_OF.match(path)
-        if match:
-            sets.setdefault((match.group("stem"), int(match.group("total")), match.group("suffix")), set()).add(int(match.group("number")))
-    lines = []
-    for (stem, total, suffix), present in sorted(sets.items()):
-        absent = sorted(set(range(1, total + 1)) - present)
-        if absent:
-            lines.append("{0}-{1:05d}-of-{2:05d}.{3}: missing ({4} of {2} parts are)".format(stem, absent[0], total, suffix, len(absent)))
-    return lines
-
-
-def _twice(tensors: dict[str, list[str]]) -> list[str]:
-    """Tensors that two files of one directory both hold: which one an engine takes is chance."""
-    owner: dict[tuple[str, str], str] = {}
-    lines = []
-    for path in sorted(tensors):
-        for name in tensors[path]:
-            other = owner.setdefault((os.path.dirname(path), name), path)
-            if other != path:
-                lines.append("{0}: tensor {1!r} is in {2} as well".format(path, name, other))
-                break
-    return lines
-
-
-def _check_safetensors_set(root: str, paths: list[str], weights: list[str], tensors: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
-    """What a directory of shards needs around it: index, config, tokenizer."""
-
-    def data(path: str) -> bytes:
-        with open(os.path.join(root, *path.split("/")), "rb") as handle:
-            return handle.read()
-
-    indexes = [path for path in paths if path.endswith(".safetensors.index.json")]
-    for index in indexes:
-        folder = os.path.dirname(index)
-        beside = {os.path.basename(path): names for path, names in tensors.items() if os.path.dirname(path) == folder}
-        unread = [os.path.basename(path) for path in weights if path not in tensors and os.path.dirname(path) == folder]
-        try:
-            weight_map = _safetensors.parse_index(data(index), index)
-        except (LLMError, OSError) as exc:
-            yield index, str(exc)
-            continue
-        # a shard whose own header is broken was reported already
-        weight_map = {name: shard for name, shard in weight_map.items() if shard not in unread}
-        for line in _safetensors.check_index(weight_map, beside, index):
-            yield index, line
-    top = [path for path in weights if "/" not in path]
-    if len(top) > 1 and not any("/" not in path for path in indexes):
-        yield "", "there are {0} shards and no index (*.safetensors.index.json)".format(len(top))
-    if "config.json" not in paths:
-        yield "", "config.json: missing: no engine can load these weights without it"
-    else:
-        try:
-            _safetensors.parse_json(data("config.json"), "config.json")
-        except (LLMError, OSError) as exc:
-            yield "config.json", str(exc)
-    if not any(name in paths for name in _TOKENIZERS):
-        yield "", "no tokenizer is there (one of {0})".format(", ".join(_TOKENIZERS))
-
-
 def free_bytes(path: str) -> int:
     """Bytes an unprivileged writer could still use on the filesystem that ``path`` is, or would be, on."""
     while not os.path.exists(path):
@@ -236,6 +126,8 @@ def verify(
     deep: bool = False,
     structure: bool = True,
     read_only: bool = False,
+    needs: tuple[str, ...] = _structure.NEEDS,
+    report: _hashing.Report | None = None,
 ) -> Report:
     """Compare ``root`` with a manifest, then check the structure of what is good. Writes nothing.
 
@@ -247,16 +139,20 @@ def verify(
         deep: hash every byte whatever the marker says.
         structure: whether to check headers and indexes.
         read_only: whether a file that anybody may write is a problem.
+        needs: files a set of shards must bring, see ``_structure.NEEDS``.
+        report: is told how far the hashing is, see ``_hashing.Meter``.
     """
     start = time.monotonic()
     identity = _manifest.manifest_id(entries)
     known = _manifest.read_marker(marker, root, identity) if marker and not deep else {"files": {}, "structure": ""}
-    files = _manifest.check_tree(root, entries, known["files"])
+    files = _manifest.check_tree(root, entries, known["files"], report=report)
     problems: list[str] = []
     good = [result for result in files if result.verdict == _manifest.OK]
-    if structure and not (known["structure"] == weights_format and not any(result.hashed for result in files) and len(good) == len(files)):
+    checks = _structure.checks(weights_format, needs) if structure else ""
+    unchanged = len(good) == len(files) and not any(result.hashed for result in files)
+    if structure and not (unchanged and _structure.covers(known["structure"], checks)):
         # without every file there is no set to judge: what is missing was reported already
-        found = check_structure(root, [result.path for result in good], weights_format)
+        found = _structure.check(root, [result.path for result in good], weights_format, needs)
         by_path = {result.path: result for result in good}
         for path, lines in sorted(found.items()):
             if path in by_path:
@@ -280,18 +176,18 @@ def verify(
         time.monotonic() - start,
         sum(entry.size for entry in entries if entry.path in bad),
         free_bytes(root),
+        checks,
     )
 
 
-def remember(root: str, marker: str, report: Report, weights_format: str) -> None:
+def remember(root: str, marker: str, report: Report) -> None:
     """Write the marker of a tree that verified well; anything else is not worth remembering."""
     if not marker or not report.ok:
         return
     known = _manifest.read_marker(marker, root, report.manifest_id)
-    structure = weights_format if report.structure else ""
     same = {result.path: (result.stamp or []) + [result.sha256] for result in report.files}
-    if known["files"] != same or (structure and known["structure"] != structure):
-        _manifest.write_marker(marker, root, report.manifest_id, report.files, structure)
+    if known["files"] != same or not _structure.covers(known["structure"], report.checks):
+        _manifest.write_marker(marker, root, report.manifest_id, report.files, report.checks)
 
 
 def complaint(root: str, report: Report, remedy: str) -> str:
@@ -414,7 +310,7 @@ def _place_locked(path: str, entries: list[Entry], weights_format: str, source: 
         had_staging = os.path.lexists(staging)
         if had_staging:
             _remove(staging)
-        remember(path, marker, report, weights_format)
+        remember(path, marker, report)
         return Placed(had_staging, report, [], [entry.path for entry in entries], before)
     if all(result.verdict in (_manifest.OK, _manifest.WRITABLE) for result in report.files) and not report.structure_problems:
         _protect(path, entries)
@@ -473,7 +369,7 @@ def _finish(
     report = dataclasses.replace(earlier, files=files, needed_bytes=0, free_bytes=free_bytes(path))
     if not report.ok:
         raise LLMError(complaint(path, report, "Somebody else is writing there; stop that and run again."))
-    remember(path, marker, report, weights_format)
+    remember(path, marker, report)
     return Placed(True, report, fetched, [entry.path for entry in entries if entry.path not in fetched], before)
 
 

@@ -183,7 +183,7 @@ def run(module: AnsibleModule) -> dict:
     entries = _manifest.parse_manifest(params["manifest"])
     report = _weights.verify(path, entries, params["format"], marker, params["deep"], params["structure"], params["read_only"])
     if not module.check_mode:
-        _weights.remember(path, marker, report, params["format"])
+        _weights.remember(path, marker, report)
     result = report.as_dict()
     if not report.ok and params["fail_on_problem"]:
         message = _weights.complaint(path, report, "Fetch the named files again from a source you trust, or correct the manifest.")

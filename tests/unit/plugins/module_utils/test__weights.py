@@ -9,10 +9,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import stat
-import struct
 import sys
 import tarfile
 import zipfile
@@ -21,7 +19,7 @@ from pathlib import Path
 import pytest
 from faults.tiny_gguf import tiny_gguf
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _manifest, _weights
+from ansible_collections.ironserve.llm.plugins.module_utils import _manifest, _structure, _weights
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 ONE, TWO = tiny_gguf(("a.weight",)), tiny_gguf(("b.weight",), fill=0x33)
@@ -344,53 +342,7 @@ def test_a_package_that_is_not_there_is_said_in_the_words_of_pip(site, wheelhous
     assert not site.part.exists() and not site.path.exists()
 
 
-# ---- structure of a set
-
-
-def shard(names) -> bytes:
-    header = {name: {"dtype": "U8", "shape": [4], "data_offsets": [4 * at, 4 * at + 4]} for at, name in enumerate(names)}
-    raw = json.dumps(header).encode()
-    return struct.pack("<Q", len(raw)) + raw + bytes(4 * len(names))
-
-
-NAMES = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-INDEX = "model.safetensors.index.json"
-SET = {
-    NAMES[0]: shard(["a", "b"]),
-    NAMES[1]: shard(["c"]),
-    INDEX: json.dumps({"weight_map": {"a": NAMES[0], "b": NAMES[0], "c": NAMES[1]}}).encode(),
-    "config.json": b"{}",
-    "tokenizer.json": b"{}",
-}
-
-
-def structure(folder: Path, files) -> list[str]:
-    fill(folder, files)
-    return [line for lines in _weights.check_structure(str(folder), sorted(files), "safetensors").values() for line in lines]
-
-
-def test_a_whole_set_is_good(tmp_path):
-    assert structure(tmp_path, SET) == []
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({NAMES[1]: None}, "model-00002-of-00002.safetensors: missing"),
-        ({NAMES[1]: shard(["b"])}, "tensor 'b' is in"),
-        ({NAMES[1]: shard(["c"])[:-1]}, "truncated"),
-        ({NAMES[1]: b"<html>"}, "HTML page"),
-        ({NAMES[1]: b"version https://git-lfs.github.com/spec/v1\n"}, "LFS pointer"),
-        ({INDEX: None}, "2 shards and no index"),
-        ({INDEX: b"{"}, "no valid JSON"),
-        ({"config.json": None}, "config.json: missing"),
-        ({"config.json": b"<html>"}, "config.json: is no valid JSON"),
-        ({"tokenizer.json": None}, "no tokenizer"),
-    ],
-)
-def test_a_broken_set_is_named(tmp_path, change, says):
-    lines = structure(tmp_path, {name: data for name, data in {**SET, **change}.items() if data is not None})
-    assert any(says in line for line in lines), lines
+# ---- verifying
 
 
 def test_files_of_another_format_are_no_weights(site):
@@ -401,8 +353,8 @@ def test_files_of_another_format_are_no_weights(site):
 def test_a_remembered_structure_is_not_read_again_and_another_format_is(site, monkeypatch):
     site.put()
     seen = []
-    real = _weights.check_structure
-    monkeypatch.setattr(_weights, "check_structure", lambda *args: seen.append(args) or real(*args))
+    real = _structure.check
+    monkeypatch.setattr(_structure, "check", lambda *args: seen.append(args) or real(*args))
     assert _weights.verify(str(site.path), site.entries, "gguf", str(site.marker)).ok
     assert not seen
     assert not _weights.verify(str(site.path), site.entries, "safetensors", str(site.marker)).ok
