@@ -10,10 +10,9 @@ data. Source: the safetensors format description (its README, section "Format").
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import struct
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, UnknownOutput
 
@@ -47,8 +46,7 @@ DTYPE_BITS = {
 MAX_HEADER = 100000000
 
 
-@dataclasses.dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """One tensor: ``begin`` and ``end`` are bytes from the start of the data."""
 
     name: str
@@ -60,11 +58,13 @@ class Tensor:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a dict but refuse a name that occurs twice: JSON readers silently keep one of them."""
-    result = {}
-    for key, value in pairs:
-        if key in result:
-            raise LLMError("name {0!r} occurs twice".format(key))
-        result[key] = value
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen = set()
+        for key, _value in pairs:
+            if key in seen:
+                raise LLMError("name {0!r} occurs twice".format(key))
+            seen.add(key)
     return result
 
 
@@ -126,31 +126,38 @@ def read_header(handle: IO[bytes], size: int, label: str) -> list[Tensor]:
     return tensors
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _whole(values: Any) -> bool:
+    """Whether this is a list of numbers that are not negative; JSON's true is a number to Python."""
+    if type(values) is not list:
+        return False
+    for value in values:
+        if type(value) is not int or value < 0:
+            return False
+    return True
 
 
 def _tensor(name: str, about: Any, label: str) -> Tensor:
-    where = "{0}: tensor {1!r}".format(label, name)
+    """One entry of a header. Called for tens of thousands, so nothing is formatted until something is wrong."""
     if not isinstance(about, dict):
-        raise LLMError("{0}: has no description: damaged header".format(where))
+        raise LLMError("{0}: tensor {1!r}: has no description: damaged header".format(label, name))
     dtype, shape, offsets = about.get("dtype"), about.get("shape"), about.get("data_offsets")
-    if not isinstance(shape, list) or not all(_whole(extent) for extent in shape):
-        raise LLMError("{0}: shape is {1!r}: damaged header".format(where, shape))
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_whole(offset) for offset in offsets) or offsets[0] > offsets[1]:
-        raise LLMError("{0}: data_offsets are {1!r}: damaged header".format(where, offsets))
-    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise UnknownOutput("{0}: dtype {1!r}, which this collection does not know".format(where, dtype))
-    bits = DTYPE_BITS[dtype]
+    if not _whole(shape):
+        raise LLMError("{0}: tensor {1!r}: shape is {2!r}: damaged header".format(label, name, shape))
+    if not _whole(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise LLMError("{0}: tensor {1!r}: data_offsets are {2!r}: damaged header".format(label, name, offsets))
+    bits = DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
+    if bits is None:
+        raise UnknownOutput("{0}: tensor {1!r}: dtype {2!r}, which this collection does not know".format(label, name, dtype))
     for extent in shape:
         bits *= extent
-    if bits != 8 * (offsets[1] - offsets[0]):
+    begin, end = offsets
+    if bits != 8 * (end - begin):
         raise LLMError(
-            "{0}: {1} {2} takes {3} bytes, data_offsets give it {4}: damaged header".format(
-                where, dtype, shape, bits // 8, offsets[1] - offsets[0]
+            "{0}: tensor {1!r}: {2} {3} takes {4} bytes, data_offsets give it {5}: damaged header".format(
+                label, name, dtype, shape, bits // 8, end - begin
             )
         )
-    return Tensor(name, dtype, tuple(shape), offsets[0], offsets[1])
+    return Tensor(name, dtype, tuple(shape), begin, end)
 
 
 def parse_index(raw: bytes, label: str) -> dict[str, str]:
