@@ -136,9 +136,9 @@ def start_logged(argv: list[str], output: str, status: str, cwd: str, env: dict[
             os.close(descriptor)
     except OSError as exc:
         raise LLMError("{0}: cannot be started: {1}".format(argv[0], exc.strerror or exc)) from exc
-    while not _worker(status) and process.poll() is None:
+    while not worker(status) and process.poll() is None:
         time.sleep(0.005)
-    if not _worker(status):
+    if not worker(status):
         raise LLMError("{0}: cannot be started: nothing can be written to {1}; is the disk full?".format(argv[0], status))
     return process
 
@@ -155,7 +155,7 @@ def alive(status: str) -> bool:
 
     What it left in the background does not count once its exit status is written.
     """
-    pid = _worker(status)
+    pid = worker(status)
     if not pid:
         return False
     if process_start(pid):
@@ -180,13 +180,13 @@ def watch(status: str, timeout_s: float, output: str, limit_bytes: int, grace_s:
     while alive(status):
         flood = os.path.exists(output) and os.path.getsize(output) > limit_bytes
         if flood or time.monotonic() >= deadline:
-            _end_group(_worker(status), grace_s)
+            _end_group(worker(status), grace_s)
             return FLOOD if flood else TIMEOUT
         time.sleep(0.05)
     return ENDED
 
 
-def _worker(status: str) -> int:
+def worker(status: str) -> int:
     """Pid of the shell that works for the file ``status``, 0 when none was started."""
     try:
         with open(status + ".pid", encoding="ascii") as handle:
