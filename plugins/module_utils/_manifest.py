@@ -19,6 +19,7 @@ import re
 import stat
 import tempfile
 import time
+from typing import Iterable
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _hashing
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
@@ -344,3 +345,74 @@ def write_marker(path: str, root: str, identity: str, results: list[FileResult],
             raise
     except OSError as exc:
         raise LLMError("cannot write the verified-marker {0}: {1}".format(path, exc)) from exc
+
+
+# --- the stored manifest ----------------------------------------------------------------------------------------------
+
+
+def document(entries: list[Entry], source: dict, computed: Iterable[str] = ()) -> dict:
+    """A manifest as it is stored: its identity, where it came from, and its files.
+
+    ``origin`` of a file is ``computed`` when its digest was taken from a download because the source told none, else ``given``.
+    """
+    taken = set(computed)
+    return {
+        "version": 1,
+        "manifest_id": manifest_id(entries),
+        "source": source,
+        "files": [dict(dataclasses.asdict(entry), origin="computed" if entry.path in taken else "given") for entry in entries],
+        "made_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def same_document(one: dict, other: dict) -> bool:
+    """Whether two stored manifests say the same, whenever they were made."""
+    return all(one.get(name) == other.get(name) for name in ("version", "manifest_id", "source", "files"))
+
+
+def read_document(path: str) -> dict:
+    """A stored manifest; empty when there is none. Raises LLMError naming the file when it is none of ours, or is damaged."""
+    try:
+        with open(path, encoding="utf-8") as handle:
+            found = json.load(handle)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as exc:
+        raise LLMError("{0}: the stored manifest cannot be read: {1}. Remove it, and a new one is taken".format(path, exc)) from exc
+    try:
+        good = found["version"] == 1 and found["manifest_id"] == manifest_id(parse_manifest(found["files"]))
+    except (LLMError, KeyError, TypeError, AttributeError) as exc:
+        raise LLMError("{0}: is no stored manifest: {1}. Remove it, and a new one is taken".format(path, exc)) from exc
+    if not good:
+        raise LLMError("{0}: the stored manifest does not have the identity it names. Remove it, and a new one is taken".format(path))
+    return found
+
+
+def prepare_document(path: str, found: dict) -> str:
+    """Write a manifest beside ``path``, safely on disk, for ``os.replace``; returns where. Raises LLMError when it cannot be written."""
+    temporary = "{0}.{1}".format(path, os.getpid())
+    try:
+        make_folder(os.path.dirname(path))
+        try:
+            with open(temporary, "w", encoding="utf-8") as handle:
+                json.dump(found, handle, indent=1, sort_keys=True)
+                handle.write("\n")
+                handle.flush()
+                os.fsync(handle.fileno())
+            os.chmod(temporary, 0o644)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as exc:
+        raise LLMError(
+            "{0}: the manifest cannot be written: {1}. Make room and run again; what was there before is unchanged".format(
+                path, exc.strerror or exc
+            )
+        ) from exc
+    return temporary
+
+
+def write_document(path: str, found: dict) -> None:
+    """Store a manifest in one step. Raises LLMError when it cannot be written."""
+    os.replace(prepare_document(path, found), path)

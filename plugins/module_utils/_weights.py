@@ -21,9 +21,9 @@ import tempfile
 import time
 import zipfile
 import zlib
-from typing import IO, Callable, Iterator
+from typing import IO, Callable, Iterable, Iterator
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _conversion, _hashing, _manifest, _structure
+from ansible_collections.ironserve.llm.plugins.module_utils import _conversion, _hashing, _jobs, _manifest, _structure
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._lock import guard
 from ansible_collections.ironserve.llm.plugins.module_utils._manifest import Entry, FileResult
@@ -126,6 +126,7 @@ def verify(
     deep: bool = False,
     structure: bool = True,
     read_only: bool = False,
+    remembered: dict[str, list] | None = None,
     needs: tuple[str, ...] = _structure.NEEDS,
     report: _hashing.Report | None = None,
 ) -> Report:
@@ -139,13 +140,14 @@ def verify(
         deep: hash every byte whatever the marker says.
         structure: whether to check headers and indexes.
         read_only: whether a file that anybody may write is a problem.
+        remembered: files that were hashed a moment ago, see ``_manifest.check_tree``; instead of a marker.
         needs: files a set of shards must bring, see ``_structure.NEEDS``.
         report: is told how far the hashing is, see ``_hashing.Meter``.
     """
     start = time.monotonic()
     identity = _manifest.manifest_id(entries)
     known = _manifest.read_marker(marker, root, identity) if marker and not deep else {"files": {}, "structure": ""}
-    files = _manifest.check_tree(root, entries, known["files"], report=report)
+    files = _manifest.check_tree(root, entries, remembered or known["files"], report=report)
     problems: list[str] = []
     good = [result for result in files if result.verdict == _manifest.OK]
     checks = _structure.checks(weights_format, needs) if structure else ""
@@ -225,6 +227,31 @@ def staging_of(path: str) -> str:
     return path + ".part"
 
 
+def job_of(path: str) -> str:
+    """Where a download for ``path`` has its job."""
+    return path + ".job"
+
+
+def document_of(path: str) -> str:
+    """Where the manifest of ``path`` is stored: beside it, for it must hold what the manifest names and nothing else."""
+    return path + ".manifest.json"
+
+
+def _document_halves(path: str) -> list[str]:
+    """What a run that was killed while it wrote the manifest left."""
+    folder, name = os.path.split(document_of(path))
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return [os.path.join(folder, item) for item in names if item.startswith(name + ".")]
+
+
+def _known_document(path: str) -> dict:
+    """The stored manifest of ``path``; a damaged one is none, it is about to be written again."""
+    try:
+        return _manifest.read_document(document_of(path))
+    except LLMError:
+        return {}
+
+
 def listing(root: str) -> list[str]:
     """``path size`` of every file under ``root``, for diffs."""
     if not os.path.isdir(root):
@@ -254,12 +281,15 @@ def place(
     deep: bool = False,
     look_only: bool = False,
     wait_s: float = 1800.0,
+    source_about: dict | None = None,
+    computed: Iterable[str] = (),
 ) -> Placed:
     """Make ``path`` hold exactly the manifest's files, read-only, taken from ``source`` where they are not there yet.
 
     ``source`` is ``{kind: directory|archive|pypi|staged, ...}``; see ``source_of``. Good files that are there already,
     at the target or left in the staging directory by an earlier try, are not fetched again.
-    With ``look_only`` nothing is written and the report is about what is there now.
+    With ``look_only`` nothing is written and the report is about what is there now. ``source_about`` and ``computed`` go into
+    the manifest that is stored as ``<path>.manifest.json``, see ``_manifest.document``.
 
     Raises LLMError; the target is then what it was, and good files stay in the staging directory.
     """
@@ -276,11 +306,16 @@ def place(
     parent = os.path.dirname(path)
     try:
         _manifest.make_folder(parent)
-        with guard(parent, wait_s):
+        # A download into the staging directory is let go to its end first.
+        with _jobs.idle(job_of(path), wait_s), guard(parent, wait_s):
             try:
-                return _place_locked(path, entries, weights_format, source, marker, margin, deep)
+                stored = _manifest.document(entries, source_about or {}, computed)
+                placed = _place_locked(path, entries, weights_format, source, marker, margin, deep, stored)
             finally:
                 _drop_empty(staging_of(path))
+            if os.path.lexists(job_of(path)):
+                _remove(job_of(path))
+            return placed
     except OSError as exc:
         name = exc.filename or path
         raise LLMError(
@@ -296,8 +331,12 @@ def _refuse_broken_manifest(path: str, report: Report) -> None:
         raise LLMError(complaint(path, report, "The bytes are the manifest's: get other weights and their manifest; nothing was changed."))
 
 
-def _place_locked(path: str, entries: list[Entry], weights_format: str, source: dict, marker: str, margin: int, deep: bool) -> Placed:
+def _place_locked(
+    path: str, entries: list[Entry], weights_format: str, source: dict, marker: str, margin: int, deep: bool, stored: dict
+) -> Placed:
     staging, old = staging_of(path), path + ".old"
+    for name in _document_halves(path):
+        os.unlink(name)
     if os.path.lexists(old):
         # a run was killed inside the switch: the last good directory goes back before anything else
         if os.path.lexists(path):
@@ -307,19 +346,25 @@ def _place_locked(path: str, entries: list[Entry], weights_format: str, source: 
     report = verify(path, entries, weights_format, marker, deep, True, True)
     before = listing(path)
     if report.ok:
-        had_staging = os.path.lexists(staging)
-        if had_staging:
+        changed = os.path.lexists(staging)
+        if changed:
             _remove(staging)
+        known = _known_document(path)
+        other = known.get("manifest_id") != stored["manifest_id"]
+        if other or stored["source"] and not _manifest.same_document(known, stored):
+            _manifest.write_document(document_of(path), stored)
+            changed = True
         remember(path, marker, report)
-        return Placed(had_staging, report, [], [entry.path for entry in entries], before)
+        return Placed(changed, report, [], [entry.path for entry in entries], before)
     if all(result.verdict in (_manifest.OK, _manifest.WRITABLE) for result in report.files) and not report.structure_problems:
         _protect(path, entries)
+        _manifest.write_document(document_of(path), stored)
         return _finish(path, entries, weights_format, marker, [], before, report)
     _refuse_broken_manifest(path, report)
     here = {result.path for result in report.files if result.verdict in (_manifest.OK, _manifest.WRITABLE)}
     if os.path.islink(path) or os.path.exists(path) and not os.path.isdir(path):
         raise LLMError("{0}: is no directory; this collection did not make it, move it away".format(path))
-    staged = _clean_staging(staging, entries)
+    staged = clean_staging(staging, entries)
     wanted = [entry for entry in entries if entry.path not in here and entry.path not in staged]
     origin = source_of(source)
     require_space(path, origin.copies * sum(entry.size for entry in wanted), margin)
@@ -338,7 +383,10 @@ def _place_locked(path: str, entries: list[Entry], weights_format: str, source: 
                 target = os.path.join(staging, entry.path)
                 _manifest.make_folder(os.path.dirname(target))
                 give(entry, target)
-    found = verify(staging, entries, weights_format)
+    # A linked file has the stamp of the one it was linked from: what was hashed above is not hashed again.
+    remembered = {result.path: (result.stamp or []) + [result.sha256] for result in report.files if result.path in here and result.sha256}
+    remembered.update(staged)
+    found = verify(staging, entries, weights_format, remembered=remembered)
     if not found.ok:
         text = complaint(
             staging,
@@ -351,9 +399,11 @@ def _place_locked(path: str, entries: list[Entry], weights_format: str, source: 
         raise LLMError(text)
     _protect(staging, entries)
     _sync(staging, entries)
+    document = _manifest.prepare_document(document_of(path), stored)
     if os.path.lexists(path):
         os.rename(path, old)
     os.rename(staging, path)
+    os.replace(document, document_of(path))
     _sync_folder(os.path.dirname(path))
     if os.path.lexists(old):
         _remove(old)
@@ -373,15 +423,21 @@ def _finish(
     return Placed(True, report, fetched, [entry.path for entry in entries if entry.path not in fetched], before)
 
 
-def _clean_staging(staging: str, entries: list[Entry]) -> set[str]:
-    """Keep what an earlier try left whole, remove the rest; returns the good paths."""
+def clean_staging(staging: str, entries: list[Entry], report: _hashing.Report | None = None) -> dict[str, list]:
+    """Keep what an earlier try left whole, remove the rest; returns ``path -> [size, mtime_ns, inode, sha256]`` of the good.
+
+    Links go first: nothing may be written, nor removed, through one.
+    """
     if os.path.lexists(staging) and (os.path.islink(staging) or not os.path.isdir(staging)):
         _remove(staging)
     _manifest.make_folder(staging)
-    good = set()
-    for result in _manifest.check_tree(staging, entries):
+    for path in _manifest.tree_files(staging):
+        if os.path.islink(os.path.join(staging, path)):
+            os.unlink(os.path.join(staging, path))
+    good = {}
+    for result in _manifest.check_tree(staging, entries, report=report):
         if result.verdict == _manifest.OK:
-            good.add(result.path)
+            good[result.path] = (result.stamp or []) + [result.sha256]
         elif os.path.lexists(os.path.join(staging, result.path)):
             _remove(os.path.join(staging, result.path))
     return good
@@ -440,7 +496,8 @@ def remove(path: str, marker: str, look_only: bool = False) -> tuple[bool, list[
 
     Returns ``(changed, lines of what was there)``.
     """
-    mine = [name for name in (path, staging_of(path), path + ".old", marker) if name and os.path.lexists(name)]
+    names = (path, staging_of(path), path + ".old", job_of(path), document_of(path), marker)
+    mine = [name for name in names if name and os.path.lexists(name)] + _document_halves(path)
     before = listing(path)
     if look_only or not mine:
         return bool(mine), before
@@ -474,7 +531,7 @@ def purge(base: str, look_only: bool = False) -> tuple[bool, list[str]]:
         before.extend("{0}/{1}".format(os.path.relpath(root, os.path.realpath(base)), line) for line in lines)
     for folder in [base] + [os.path.join(base, name) for name in (sorted(os.listdir(base)) if os.path.isdir(base) else [])]:
         for name in sorted(os.listdir(folder)) if os.path.isdir(folder) and not os.path.islink(folder) else []:
-            if name.endswith((".part", ".old")):
+            if name.endswith((".part", ".old", ".job")):
                 changed = True
                 if not look_only:
                     _remove(os.path.join(folder, name))

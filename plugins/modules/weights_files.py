@@ -13,7 +13,8 @@ short_description: Put verified model weights in place, or remove them
 version_added: "0.1.0"
 description:
   - Makes a directory hold exactly the files of a manifest. Files that are not good are taken from O(source), gathered in
-    C(<path>.part), verified there (bytes and structure), made read-only, and only then moved into place as a whole.
+    C(<path>.part), verified there (bytes and structure), made read-only, and only then moved into place as a whole. The manifest
+    is stored beside them as C(<path>.manifest.json).
   - A file that does not verify never replaces anything. What was gathered and is good stays for the next run, so an
     interrupted run goes on where it was.
   - Only one writer works at a time; others wait for O(lock_timeout).
@@ -25,7 +26,7 @@ options:
   state:
     description:
       - V(present) puts the weights in place.
-      - V(absent) removes O(path), what was gathered for it, and O(marker).
+      - V(absent) removes O(path), what was gathered for it, its stored manifest, and O(marker).
       - V(purged) removes every set of weights below O(path) that has a marker in C(<path>/.verified), and what was
         gathered there; other files stay.
     type: str
@@ -86,6 +87,14 @@ options:
         description: Longest time for the download, in seconds.
         type: int
         default: 3600
+  source_about:
+    description: What is stored in C(<path>.manifest.json) about where the files come from, see M(ironserve.llm.weights_download).
+    type: dict
+  computed:
+    description: Files whose digest no source told, so that it was taken from their first download. It is stored as well.
+    type: list
+    elements: str
+    default: []
   marker:
     description: File that remembers what was verified, see M(ironserve.llm.weights_verify).
     type: path
@@ -146,6 +155,10 @@ manifest_id:
   description: Identity of the manifest.
   returned: when state is present
   type: str
+manifest_file:
+  description: Where the manifest is stored, beside the weights.
+  returned: when state is present
+  type: str
 fetched:
   description: Files taken from the source (in check mode those that would be).
   returned: when state is present
@@ -195,12 +208,15 @@ def present(module: AnsibleModule, path: str, marker: str) -> dict:
         params["deep"],
         module.check_mode,
         params["lock_timeout"],
+        params["source_about"],
+        params["computed"],
     )
     fetched = set(placed.fetched)
     return {
         "changed": placed.changed,
         "path": path,
         "manifest_id": placed.report.manifest_id,
+        "manifest_file": _weights.document_of(path),
         "fetched": placed.fetched,
         "fetched_bytes": sum(entry.size for entry in entries if entry.path in fetched),
         "kept": placed.kept,
@@ -261,6 +277,8 @@ def main() -> None:
                     ("kind", "pypi", ["project", "version"]),
                 ],
             },
+            "source_about": {"type": "dict"},
+            "computed": {"type": "list", "elements": "str", "default": []},
             "marker": {"type": "path"},
             "deep": {"type": "bool", "default": False},
             "margin_mib": {"type": "int", "default": 512},

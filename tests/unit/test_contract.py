@@ -27,7 +27,7 @@ MODULE_UTILS = sorted(ROOT.glob("plugins/module_utils/*.py"))
 FQCN = "ansible_collections.ironserve.llm.plugins.module_utils"
 
 #: Third-party libraries, and the only file that may import each.
-DOORS = {"requests": "_http.py", "docker": "_docker.py"}
+DOORS = {"requests": "_http.py", "docker": "_docker.py", "huggingface_hub": "_hubs.py", "modelscope_hub": "_hubs.py"}
 
 #: Roles that change nothing on a host, and so have nothing to remove.
 LEAVES_NOTHING = ("accelerator", "catalog")

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 
 import pytest
@@ -236,3 +237,51 @@ def test_progress_counts_only_what_must_be_read_and_ends_at_its_total(tree, entr
     marker, identity = remembered(tree, entries, tmp_path)
     known = _manifest.read_marker(marker, str(tree), identity)["files"]
     _manifest.check_tree(str(tree), entries, known, report=lambda *args: pytest.fail("there is nothing to read"))
+
+
+# ---- the stored manifest
+
+
+def stored(tmp_path):
+    entries = _manifest.parse_manifest([{"path": "b", "size": 1, "sha256": "1" * 64}, {"path": "a", "size": 2, "sha256": "2" * 64}])
+    return str(tmp_path / "m" / "manifest.json"), _manifest.document(entries, {"kind": "modelscope"}, ["a"])
+
+
+def test_a_stored_manifest_comes_back_and_says_which_digests_were_computed(tmp_path):
+    path, document = stored(tmp_path)
+    assert _manifest.read_document(path) == {}
+    _manifest.write_document(path, document)
+    assert _manifest.read_document(path) == document
+    assert [(item["path"], item["origin"]) for item in document["files"]] == [("a", "computed"), ("b", "given")]
+    assert _manifest.same_document(document, dict(document, made_at="yesterday"))
+    assert not _manifest.same_document(document, dict(document, source={}))
+
+
+def test_a_damaged_stored_manifest_is_refused(tmp_path):
+    _path, document = stored(tmp_path)
+    path = tmp_path / "manifest.json"
+    document["files"][0]["sha256"] = "0" * 64
+    for text, says in ((json.dumps(document), "does not have the identity"), ("{", "cannot be read"), ("[]", "is no stored manifest")):
+        path.write_text(text)
+        with pytest.raises(LLMError, match=f"{path}: .*{says}.*Remove it"):
+            _manifest.read_document(str(path))
+
+
+def test_a_full_disk_leaves_the_old_manifest(tmp_path):
+    path = tmp_path / "manifest.json"
+    path.write_text("old")
+    # the file that would replace it is a device that is always full
+    os.symlink("/dev/full", f"{path}.{os.getpid()}")
+    with pytest.raises(LLMError, match="cannot be written: No space left on device.*what was there before is unchanged"):
+        _manifest.write_document(str(path), {"version": 1})
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["manifest.json"]
+
+
+def test_unchanged_means_every_file_as_it_was_hashed(tmp_path):
+    (tmp_path / "a").write_bytes(b"x")
+    entries = _manifest.parse_manifest([{"path": "a", "size": 1, "sha256": hashlib.sha256(b"x").hexdigest()}])
+    known = {"a": _manifest.stamp_of(os.stat(tmp_path / "a")) + [entries[0].sha256]}
+    assert _manifest.unchanged(str(tmp_path), entries, known)
+    assert not _manifest.unchanged(str(tmp_path), entries, {})
+    os.utime(tmp_path / "a", ns=(1, 1))
+    assert not _manifest.unchanged(str(tmp_path), entries, known)

@@ -42,3 +42,26 @@ def test_a_hanging_tool_ends_with_its_children(tmp_path):
     while _lock.process_start(child) and time.monotonic() < deadline:
         os.sched_yield()
     assert not _lock.process_start(child)
+
+
+def test_what_is_started_has_its_own_session_input_log_and_descriptor(tmp_path):
+    log, out = tmp_path / "log", tmp_path / "out"
+    reader, writer = os.pipe()
+    # The pipe ends when the last holder of its writing end does: that is how the end is seen.
+    script = 'cat; echo "$ONLY/$HOME" >&2; ps -o sid= -p $$ >"$0" 2>/dev/null || cut -d" " -f6 /proc/$$/stat >"$0"'
+    pid = _run.start(["/bin/sh", "-c", script, str(out)], "hello\n", str(log), {"ONLY": "this", "PATH": os.environ["PATH"]}, (writer,))
+    os.close(writer)
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+    assert log.read_text() == "hello\nthis/\n"
+    assert int(out.read_text()) == pid
+
+
+def test_what_cannot_be_started_is_named(tmp_path):
+    with pytest.raises(LLMError, match="no-such-tool: not found"):
+        _run.start(["no-such-tool"], "", str(tmp_path / "log"))
+    (tmp_path / "data").write_text("")
+    with pytest.raises(LLMError, match="data: cannot be run"):
+        _run.start([str(tmp_path / "data")], "", str(tmp_path / "log"))
+    # One that ends before it reads its input is no error of the caller.
+    assert _run.start(["/bin/true"], "x" * 1000000, str(tmp_path / "log")) > 0

@@ -80,6 +80,7 @@ def test_a_virgin_host_gets_read_only_files_and_a_marker_and_nothing_else(site):
         "demo": 0o755,
         "demo/q": 0o755,
         "demo/q/sub": 0o755,
+        "demo/q.manifest.json": 0o644,
         "demo/q/one.gguf": 0o444,
         "demo/q/sub/two.gguf": 0o444,
         ".verified": 0o755,
@@ -188,7 +189,8 @@ def test_killed_inside_the_switch_it_converges(site, monkeypatch, moment):
     assert site.path.exists() == (moment != "between")
     site.put()
     assert site.content() == {"one.gguf": TWO, "sub/two.gguf": TWO}
-    assert sorted(os.listdir(site.path.parent)) == ["q"]
+    assert sorted(os.listdir(site.path.parent)) == ["q", "q.manifest.json"]
+    assert _manifest.read_document(str(site.path) + ".manifest.json")["manifest_id"] == _manifest.manifest_id(site.entries)
     assert not site.put().changed
 
 
@@ -412,3 +414,72 @@ def test_purging_believes_no_marker_about_another_place(site, tmp_path):
     _weights.purge(str(site.base))
     assert sorted(_manifest.tree_files(str(other))) == sorted(FILES)
     assert not site.path.exists()
+
+
+# ---- what a download leaves, and the stored manifest
+
+
+def test_the_manifest_is_stored_beside_and_follows_what_is_there(site):
+    site.put(source_about={"kind": "modelscope", "commit": "c0ffee"}, computed=["one.gguf"])
+    document = _manifest.read_document(str(site.path) + ".manifest.json")
+    assert document["source"] == {"kind": "modelscope", "commit": "c0ffee"}
+    assert {item["path"]: item["origin"] for item in document["files"]} == {"one.gguf": "computed", "sub/two.gguf": "given"}
+    # who knows no source does not make the record forget it
+    assert not site.put().changed
+    assert _manifest.read_document(str(site.path) + ".manifest.json") == document
+    half = Path(str(site.path) + ".manifest.json.4711")
+    half.write_text("{")
+    Path(str(site.path) + ".manifest.json").unlink()
+    assert site.put().changed and not half.exists()
+    assert _manifest.read_document(str(site.path) + ".manifest.json")["manifest_id"] == document["manifest_id"]
+
+
+def test_a_disk_too_full_for_the_manifest_leaves_the_old_weights_in_place(site):
+    site.put()
+    before = site.content()
+    fill(site.origin, {"one.gguf": TWO})
+    site.entries = entries_of({"one.gguf": TWO, "sub/two.gguf": TWO})
+    old = Path(str(site.path) + ".manifest.json").read_text()
+
+    def full(path, found):
+        os.symlink("/dev/full", "{}.{}".format(path, os.getpid()))
+        return prepare(path, found)
+
+    prepare = _manifest.prepare_document
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_manifest, "prepare_document", full)
+        with pytest.raises(
+            LLMError, match="manifest.json: the manifest cannot be written: No space left on device. Make room and run again"
+        ):
+            site.put()
+    assert site.content() == before and Path(str(site.path) + ".manifest.json").read_text() == old
+    assert site.put().changed and site.content()["one.gguf"] == TWO
+
+
+def test_what_a_download_left_goes_when_its_files_are_in_place(site):
+    job = Path(str(site.path) + ".job")
+    fill(job, {"scratch/half.incomplete": b"x"})
+    fill(site.part, FILES)
+    placed = site.put({"kind": "staged"})
+    assert placed.changed and site.content() == FILES and not job.exists() and not site.part.exists()
+    fill(job, {"lock": b""})
+    site.put()
+    assert not job.exists()
+
+
+def test_nothing_is_placed_while_a_download_is_at_work(site):
+    job = Path(str(site.path) + ".job")
+    job.mkdir(parents=True)
+    with open(job / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(LLMError, match="q.job: a job is at work there"):
+            site.put(wait_s=0.1)
+    assert not site.path.exists() and site.put().changed
+
+
+def test_links_in_the_staging_directory_go_and_what_they_lead_to_stays(site, tmp_path):
+    outside = fill(tmp_path / "outside", {"two.gguf": b"mine"})
+    site.part.mkdir(parents=True)
+    (site.part / "sub").symlink_to(outside)
+    site.put()
+    assert (outside / "two.gguf").read_bytes() == b"mine" and site.content() == FILES
