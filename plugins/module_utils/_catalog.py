@@ -28,6 +28,7 @@ SHAPES: dict[str, dict[str, tuple[Any, bool]]] = {
         "card": (dict, True),
         "container": (dict, True),
         "settings": (dict, False),
+        "host": (dict, False),
         "facts": (list, False),
     },
     "engines": {
@@ -56,6 +57,12 @@ SHAPES: dict[str, dict[str, tuple[Any, bool]]] = {
         "forbidden": (list, False),
         "acceptance": (dict, True),
         "facts": (list, False),
+    },
+    "compatibility": {
+        "name": (str, True),
+        "title": (str, True),
+        "rows": (dict, False),
+        "vulnerabilities": (dict, False),
     },
 }
 
@@ -87,7 +94,76 @@ INNER: dict[str, dict[tuple[str, ...], Any]] = {
         ("forbidden", "*", "source"): str,
         ("forbidden", "*", "date"): str,
     },
+    # What a row must have is said where rows are judged.
+    "compatibility": {
+        ("rows", "*"): dict,
+        ("vulnerabilities", "*"): dict,
+    },
 }
+
+#: kind -> part of an entry -> keys it may have -> type. ``*`` as above. A key that nobody reads must not look as if somebody did.
+PARTS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
+    "platforms": {
+        ("card",): {"products": list, "architectures": list, "memory_mib": int, "memory_share": (int, float), "idle_mib": int},
+        ("host",): {
+            "governor": str,
+            "swappiness": int,
+            "numa_balancing": int,
+            "kernel_arguments": list,
+            "kernel_modules": list,
+            "kernel_modules_refused": list,
+        },
+        ("container",): {
+            "shm_mib": int,
+            "stop_timeout_s": int,
+            "pids_limit": int,
+            "limit_memory": bool,
+            "devices_shared": list,
+            "devices_optional": list,
+            "devices_per_card": list,
+            "device_requests": list,
+            "mounts": list,
+            "mounts_optional": list,
+            "cap_add": list,
+            "security_opt": list,
+            "ipc": str,
+            "environment": dict,
+            "environment_per_card": dict,
+        },
+    },
+    "engines": {
+        ("images", "*"): {
+            "source": str,
+            "reference": str,
+            "digest": str,
+            "build": str,
+            "archive": str,
+            "id": str,
+            "version": str,
+            "runtime": str,
+        },
+    },
+    "models": {
+        ("enhancements", "*"): {"default": bool, "settings": dict, "without": dict, "memory": dict},
+        ("platforms", "*"): {
+            "engine": str,
+            "weights": str,
+            "image": dict,
+            "settings": dict,
+            "environment": dict,
+            "memory": dict,
+            "checks": list,
+            "enhancements": dict,
+            "engines": dict,
+        },
+    },
+    "compatibility": {},
+}
+#: The same words wherever the same thing is said: what an engine adds to a container, a recipe's own image, what differs by engine.
+PARTS["engines"][("platforms", "*", "container")] = PARTS["platforms"][("container",)]
+PARTS["models"][("platforms", "*", "image")] = PARTS["engines"][("images", "*")]
+PARTS["models"][("platforms", "*", "engines", "*")] = PARTS["models"][("platforms", "*")]
+PARTS["models"][("platforms", "*", "enhancements", "*")] = PARTS["models"][("enhancements", "*")]
 
 GRADES = ("vendor_verified", "recipe_measured", "locally_measured")
 
@@ -106,7 +182,7 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def check_inner(value: Any, path: tuple[str, ...], wanted: Any, where: str, walked: str = "") -> None:
     """Check that ``path`` leads from ``value`` to something of type ``wanted``; the error names ``where`` and the dotted key."""
     if not path:
-        if isinstance(value, bool) or not isinstance(value, wanted):
+        if (isinstance(value, bool) and wanted is not bool) or not isinstance(value, wanted):
             names = " or ".join(item.__name__ for item in (wanted if isinstance(wanted, tuple) else (wanted,)))
             raise LLMError("{0}: key '{1}' must be a {2}, found {3!r}".format(where, walked, names, value))
         return
@@ -122,6 +198,16 @@ def check_inner(value: Any, path: tuple[str, ...], wanted: Any, where: str, walk
         raise LLMError("{0}: the key '{1}' is missing".format(where, ".".join(filter(None, [walked, key]))))
     else:
         check_inner(value[key], path[1:], wanted, where, ".".join(filter(None, [walked, key])))
+
+
+def parts_at(value: Any, path: tuple[str, ...], walked: tuple[str, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
+    """The mappings that ``path`` leads to, each with its dotted key; what is not there or is no mapping is passed over."""
+    if not isinstance(value, dict):
+        return []
+    if not path:
+        return [(".".join(walked), value)]
+    names = [str(name) for name in value] if path[0] == "*" else [path[0]]
+    return [found for name in names for found in parts_at(value.get(name), path[1:], walked + (name,))]
 
 
 def check_entry(kind: str, entry: Any, where: str) -> None:
@@ -144,6 +230,12 @@ def check_entry(kind: str, entry: Any, where: str) -> None:
         # An optional key may be absent as a whole.
         if path[0] in entry:
             check_inner(entry, path, wanted, where)
+    for path, known in PARTS[kind].items():
+        for walked, part in parts_at(entry, path):
+            for key, value in part.items():
+                if key not in known:
+                    raise LLMError("{0}: unknown key '{1}.{2}'; {3}".format(where, walked, key, nearest(str(key), list(known))))
+                check_inner(value, (), known[key], where, "{0}.{1}".format(walked, key))
     for fact in entry.get("facts", []):
         if not isinstance(fact, dict):
             raise LLMError("{0}: a fact is a mapping with the keys fact, source, date and grade, found {1!r}".format(where, fact))
@@ -158,7 +250,7 @@ def collect(kind: str, files: list[tuple[str, Any]]) -> dict[str, dict[str, Any]
     """Merge the parsed files of one kind, in order, into entries by name.
 
     Args:
-        kind: ``platforms``, ``engines`` or ``models``.
+        kind: ``platforms``, ``engines``, ``models`` or ``compatibility``.
         files: pairs of file name and parsed content; shipped files first, overlays after them.
     Raises LLMError naming the file for anything that is not an entry, or that leaves an entry incomplete.
     """
@@ -193,15 +285,20 @@ def resolve(
 
     Args:
         catalog: kind -> name -> entry, as from ``collect``.
+        model: wanted recipe; empty chooses the platform alone, and leaves engine, model and weights empty.
         engine: wanted engine; empty takes the recipe's choice for the platform.
         weights: wanted weights variant; empty takes the recipe's choice for the platform.
-    Returns ``{"platform", "engine", "model", "weights", "settings"}``; ``engine.image`` is the image for this platform,
-    ``weights.name`` the variant's name, ``settings`` the baseline (platform, engine on it, recipe, recipe for this platform and
-    engine, weights). What an engine needs on the platform is merged into ``platform.container``; what the recipe says of the platform and
-    the engine (memory, more checks) into ``model``.
+    Returns ``{"platform", "engine", "model", "weights", "settings"}``; ``engine.image`` is the recipe's own image for this platform, or
+    the engine's, ``weights.name`` the variant's name, ``settings`` the baseline (platform, engine on it, recipe, recipe for this platform
+    and engine, weights). What an engine needs on the platform is merged into ``platform.container``; what the recipe says of the platform
+    and the engine (memory, enhancements, more checks) into ``model``.
     Raises LLMError for anything unknown or not made for each other.
     """
     chosen_platform = pick("platforms", catalog["platforms"], platform, "llm_platform")
+    if not model:
+        # Enough to look at the cards of a host: nothing is going to run.
+        settings = copy.deepcopy(chosen_platform.get("settings", {}))
+        return {"platform": copy.deepcopy(chosen_platform), "engine": {}, "model": {}, "weights": {}, "settings": settings}
     recipe = pick("models", catalog["models"], model, "llm_model")
     if platform not in recipe["platforms"]:
         raise LLMError(
@@ -221,7 +318,9 @@ def resolve(
     chosen_engine = copy.deepcopy(pick("engines", catalog["engines"], engine_name, "llm_engine"))
     if platform not in chosen_engine["images"]:
         raise LLMError("engine '{0}' names no image for platform '{1}'; add 'images.{1}' to it".format(engine_name, platform))
-    chosen_engine["image"] = chosen_engine.pop("images")[platform]
+    # Never merged: a digest belongs to its own reference.
+    chosen_engine["image"] = copy.deepcopy(fit.get("image") or chosen_engine["images"][platform])
+    del chosen_engine["images"]
     needs = chosen_engine.pop("platforms", {}).get(platform, {})
     variants = recipe["weights"].get("variants", {})
     variant = weights or fit.get("weights") or recipe["weights"].get("default", "")
@@ -240,6 +339,7 @@ def resolve(
     )
     model_out = copy.deepcopy(recipe)
     model_out["memory"] = merge(recipe["memory"], fit.get("memory", {}))
+    model_out["enhancements"] = merge(recipe.get("enhancements", {}), fit.get("enhancements", {}))
     model_out["acceptance"]["checks"] = model_out["acceptance"].get("checks", []) + copy.deepcopy(fit.get("checks", []))
     return {
         "platform": platform_out,
