@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
@@ -60,13 +61,16 @@ def fit(card_mib: int, share: float, variant: dict[str, Any], memory: dict[str, 
 
     Args:
         share: part of the card an engine may fill, 0 to 1.
-        memory: the recipe's figures: ``kv_bytes_per_token`` (bytes), ``state_mib_per_sequence``, ``overhead_mib``.
-        tensor_parallel: cards per replica; weights, KV cache and state are divided by it.
+        memory: the recipe's figures: ``kv_bytes_per_token`` (bytes), ``state_mib_per_sequence``, ``overhead_mib``, and ``kv_heads``,
+            over which the KV cache can be divided at most; without it, over any number of cards.
+        tensor_parallel: cards per replica; weights, state and, as far as its heads go, KV cache are divided by it.
     """
     usable = int(card_mib * share)
     weights = -(-weights_mib(variant) // tensor_parallel)
     overhead = int(memory["overhead_mib"])
-    sequence_bytes = memory["kv_bytes_per_token"] * max_model_len + memory["state_mib_per_sequence"] * 2**20
-    per_sequence = max(1, int(-(-sequence_bytes // (2**20 * tensor_parallel))))
+    # More cards than KV heads hold copies of them.
+    kv_cards = min(tensor_parallel, memory.get("kv_heads", tensor_parallel))
+    card_bytes = memory["kv_bytes_per_token"] * max_model_len / kv_cards + memory["state_mib_per_sequence"] * 2**20 / tensor_parallel
+    per_sequence = max(1, math.ceil(card_bytes / 2**20))
     available = usable - weights - overhead
     return Fit(usable, weights, overhead, per_sequence, available, max(0.0, available / per_sequence))

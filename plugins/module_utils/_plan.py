@@ -25,6 +25,15 @@ WEIGHTS_TARGET = "/models"
 CACHE_TARGET = "/cache"
 KEY_TARGET = "/run/secrets/engine.key"
 
+#: Where a key goes that the engine takes from a configuration file only; in the container's own memory, gone with it.
+KEY_CONFIG = "/tmp/engine-key.yaml"
+
+#: Kind of key -> the one-line shell that hands it over and becomes the engine. Only builtins see the key, so no process list shows it.
+KEY_SCRIPTS = {
+    "environment": '{name}="$(cat {key})" && export {name} && exec "$@"',
+    "config_file": """key="$(sed "s/'/''/g" {key})" && (umask 077 && printf "{name}: '%s'\\n" "$key" > {config}) && exec "$@" {flag} {config}""",
+}
+
 #: Shared environment of every engine: a user without a home breaks several libraries.
 BASE_ENVIRONMENT = {"HOME": CACHE_TARGET, "USER": "engine", "XDG_CACHE_HOME": CACHE_TARGET}
 
@@ -155,6 +164,24 @@ def choose_enhancements(recipe: dict[str, Any], wanted: dict[str, bool], allowed
     return [{"name": name, "state": "on" if on[name] else "off", "reason": reasons[name]} for name in known], settings
 
 
+def enhanced_memory(memory: dict[str, Any], known: dict[str, Any], decisions: list[dict[str, str]]) -> dict[str, Any]:
+    """The recipe's memory figures with what each enhancement that is on adds to them.
+
+    Raises LLMError for a figure that is added to nothing, or is no number.
+    """
+    total = dict(memory)
+    for item in decisions:
+        for figure, more in known[item["name"]].get("memory", {}).items() if item["state"] == "on" else ():
+            if figure not in memory or isinstance(more, bool) or not isinstance(more, (int, float)):
+                raise LLMError(
+                    "enhancement '{0}' cannot add {1!r} to the memory figure '{2}'; {3}".format(
+                        item["name"], more, figure, nearest(figure, list(memory))
+                    )
+                )
+            total[figure] += more
+    return total
+
+
 def group_cards(
     cards: list[dict[str, Any]], size: int, allow_degraded: bool
 ) -> tuple[list[tuple[int, list[dict[str, Any]]]], list[dict[str, str]]]:
@@ -221,12 +248,15 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
     if key["kind"] == "argument":
         words["api_key_file"] = KEY_TARGET
         command = spell(engine, words)
-    elif key["kind"] != "environment":
-        raise LLMError("engine '{0}': its key has the unknown kind '{1}'; Known: argument, environment".format(engine["name"], key["kind"]))
-    else:
-        script = '{0}="$(cat {1})" && export {0} && exec "$@"'.format(key["name"], KEY_TARGET)
+    elif key["kind"] in KEY_SCRIPTS:
+        script = KEY_SCRIPTS[key["kind"]].format(name=key["name"], flag=key.get("flag", ""), key=KEY_TARGET, config=KEY_CONFIG)
         entrypoint = ["/bin/sh", "-c", script, "engine"]
         command = list(key["command"]) + spell(engine, words)
+    else:
+        known = ["argument"] + list(KEY_SCRIPTS)
+        raise LLMError(
+            "engine '{0}': its key has the unknown kind '{1}'; {2}".format(engine["name"], key["kind"], nearest(key["kind"], known))
+        )
 
     cpuset = ",".join(sorted({card["cpuset"] for card in members if card.get("cpuset")}))
     own_environment = {name: template.replace("{cpuset}", cpuset) for name, template in needs.get("environment_per_card", {}).items()}
@@ -268,7 +298,8 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
         + needs.get("mounts", []),
         "devices": devices,
         "own_devices": own,
-        "groups": sorted({data.device_nodes[path] for path in devices if path in data.device_nodes}),
+        # Root's group opens far more than a node.
+        "groups": sorted({data.device_nodes[path] for path in devices if path in data.device_nodes} - {0}),
         "cpuset": cpuset,
         "memory_mib": sum(card["memory_total_mib"] for card in members) if needs.get("limit_memory") else 0,
         "shm_mib": needs["shm_mib"],
@@ -309,6 +340,7 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
             left_out += [{"card": card["id"], "reason": "replica_count is {0}".format(data.count)} for card in members]
         groups = groups[: data.count]
 
+    memory = enhanced_memory(recipe["memory"], recipe.get("enhancements", {}), enhancements)
     share = platform["card"]["memory_share"]
     if settings.get("gpu_memory_utilization") is not None:
         share = setting_number(settings, "gpu_memory_utilization", float, 0.01, 1)
@@ -316,7 +348,7 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
     reasons = []
     replicas = []
     for number, members in groups:
-        figures = fit(min(card["memory_total_mib"] for card in members), share, catalog["weights"], recipe["memory"], max_model_len, size)
+        figures = fit(min(card["memory_total_mib"] for card in members), share, catalog["weights"], memory, max_model_len, size)
         if figures.concurrency < 1:
             raise LLMError(
                 "{0} {1} does not fit card {2} of host {3}: {4}. Ways out: smaller weights (llm_weights), a shorter max_model_len, "

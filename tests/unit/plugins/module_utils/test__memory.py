@@ -40,6 +40,13 @@ def test_bf16_needs_two_cards():
     assert two.concurrency > 10
 
 
+def test_more_cards_than_kv_heads_hold_copies_of_the_kv_cache():
+    """2 heads over 4 cards: 131072 x 20 KiB / 2 = 1280 MiB; the state is cut in four, 124 / 4 = 31 MiB."""
+    heads = dict(QWEN, kv_heads=2)
+    assert [fit(65520, 0.9, {"size_mib": 35838}, heads, 131072, cards).per_sequence for cards in (1, 2, 4)] == [2684, 1342, 1311]
+    assert fit(65520, 0.9, {"size_mib": 35838}, QWEN, 131072, 4).per_sequence == 671, "without heads, over any number of cards"
+
+
 def test_stated_size_goes_before_files_and_files_round_up():
     assert weights_mib({"size_mib": 7, "files": [{"size": 1}]}) == 7
     assert weights_mib({"files": [{"size": 2**20}, {"size": 1}]}) == 2

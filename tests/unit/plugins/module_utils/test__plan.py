@@ -9,16 +9,21 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import subprocess
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ansible_collections.ironserve.llm.plugins.module_utils._catalog import resolve
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._plan import (
+    KEY_CONFIG,
+    KEY_TARGET,
     PlanInput,
     choose_enhancements,
+    enhanced_memory,
     group_cards,
     make_plan,
     render,
@@ -107,7 +112,7 @@ def test_bf16_on_one_card_is_refused_with_ways_out(k100):
         make_plan(data)
     for part in (
         "qwen3.6-35b-a3b bf16 does not fit card 0000:07:00.0 of host k100-01",
-        "68567 weights",
+        "68573 weights",
         "llm_weights",
         "max_model_len",
         "tensor_parallel_size",
@@ -303,6 +308,12 @@ def test_devices_are_own_and_shared_and_nothing_else(k100):
         assert (replica["spec"]["memory_mib"], replica["spec"]["cpuset"]) == (0, ""), "a card with its own memory limits no host memory"
 
 
+def test_group_of_root_is_never_given(k100):
+    data = k100()
+    data.device_nodes.update({"/dev/kfd": 0, "/dev/dri/renderD128": 105})
+    assert make_plan(data)["replicas"][0]["spec"]["groups"] == [44, 105]
+
+
 def test_absent_optional_device_is_not_asked_for(k100):
     data = k100()
     del data.device_nodes["/dev/mkfd"]
@@ -363,8 +374,39 @@ def test_environment_of_null_is_left_out(k100):
 def test_engine_with_an_unknown_kind_of_key(k100):
     data = k100()
     data.catalog["engine"]["key"] = {"kind": "header"}
-    with pytest.raises(LLMError, match="engine 'vllm': its key has the unknown kind 'header'"):
+    with pytest.raises(LLMError, match="engine 'vllm': its key has the unknown kind 'header'; Known: argument, config_file, environment"):
         make_plan(data)
+
+
+@pytest.mark.parametrize("key", ["plain", """it's "$HOME" `id` \\n %s {x}: # -""", "字"])
+def test_key_reaches_an_engine_that_reads_a_configuration_file(k100, tmp_path, key):
+    """The planned entrypoint is run for real: the engine's words, then the file, which nobody else reads and the process list does not show."""
+    data = k100()
+    data.catalog["engine"]["key"] = {
+        "kind": "config_file",
+        "flag": "--config",
+        "name": "api-key",
+        "command": ["/bin/cat", "/proc/self/cmdline"],
+    }
+    spec = make_plan(data)["replicas"][0]["spec"]
+    assert spec["command"][:3] == ["/bin/cat", "/proc/self/cmdline", "/models"]
+    (tmp_path / "engine.key").write_text(key + "\n", encoding="utf-8")
+    script = spec["entrypoint"][2].replace(KEY_TARGET, str(tmp_path / "engine.key")).replace(KEY_CONFIG, str(tmp_path / "key.yaml"))
+    done = subprocess.run(
+        [*spec["entrypoint"][:2], script, "engine", "/usr/bin/printf", "%s\\n", "a b", "--x"], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == ["a b", "--x", "--config", str(tmp_path / "key.yaml")]
+    assert yaml.safe_load((tmp_path / "key.yaml").read_text(encoding="utf-8")) == {"api-key": key}
+    assert (tmp_path / "key.yaml").stat().st_mode & 0o777 == 0o600
+
+
+def test_engine_does_not_start_without_its_key(k100, tmp_path):
+    data = k100()
+    data.catalog["engine"]["key"] = {"kind": "config_file", "flag": "--config", "name": "api-key", "command": ["engine"]}
+    script = make_plan(data)["replicas"][0]["spec"]["entrypoint"][2]
+    script = script.replace(KEY_TARGET, str(tmp_path / "absent.key")).replace(KEY_CONFIG, str(tmp_path / "key.yaml"))
+    done = subprocess.run(["/bin/sh", "-c", script, "engine", "/usr/bin/printf", "started"], check=False, capture_output=True, text=True)
+    assert (done.returncode != 0, done.stdout) == (True, "")
 
 
 # Bad settings
@@ -434,6 +476,40 @@ def test_switched_off_by_hand_is_no_conflict():
     decisions, _extra = choose_enhancements(RECIPE, {"prefix_caching": False}, [])
     assert states(decisions) == {"mtp": "on", "prefix_caching": "off", "long_context": "off"}
     assert {item["name"]: item["reason"] for item in decisions}["prefix_caching"] == "asked for"
+
+
+def test_enhancement_that_is_on_adds_to_the_memory_figures():
+    known = {"mtp": {"memory": {"kv": 20, "state": 0.5}}, "prefix": {"memory": {"state": 100}}, "long": {}}
+    decisions = [{"name": name, "state": state, "reason": ""} for name, state in (("mtp", "on"), ("prefix", "off"), ("long", "on"))]
+    assert enhanced_memory({"kv": 1, "state": 2, "overhead": 3}, known, decisions) == {"kv": 21, "state": 2.5, "overhead": 3}
+
+
+@pytest.mark.parametrize("more", [{"states": 5}, {"state": "5"}, {"state": True}, {"state": None}])
+def test_memory_that_is_added_to_nothing_is_named(more):
+    with pytest.raises(LLMError, match="enhancement 'mtp' cannot add .* to the memory figure 'states?'; "):
+        enhanced_memory({"state": 2}, {"mtp": {"memory": more}}, [{"name": "mtp", "state": "on", "reason": ""}])
+
+
+def test_mtp_costs_memory_and_the_plan_says_so(k100):
+    """With 2 tokens: 22528 bytes x 131072 + 208 MiB = 3024 MiB; without anything: 20480 x 131072 + 62 = 2622 MiB."""
+    off, mtp = ({"prefix_caching": False, "mtp": False}, {"prefix_caching": False, "mtp": True})
+    assert [make_plan(k100(enhancements=wanted))["replicas"][0]["fit"]["per_sequence"] for wanted in (off, mtp)] == [2622, 3024]
+
+
+def test_every_enhancement_is_revertible_alone(k100):
+    """Whatever is on, switching one off gives the words that the plan has without it, and no others go."""
+    whole = {"prefix_caching": True, "mtp": False, "long_context": True, "chunked_prefill": True, "cudagraph": True}
+    words = set(make_plan(k100(enhancements=whole))["replicas"][0]["spec"]["command"])
+    gone = {}
+    for name in ("prefix_caching", "long_context", "chunked_prefill", "cudagraph"):
+        less = set(make_plan(k100(enhancements=dict(whole, **{name: False})))["replicas"][0]["spec"]["command"])
+        gone[name] = (sorted(words - less), sorted(less - words))
+    assert gone == {
+        "prefix_caching": (["--enable-prefix-caching", "--mamba-cache-mode", "align"], ["--no-enable-prefix-caching"]),
+        "long_context": (["131072"], ["32768"]),
+        "chunked_prefill": (["--max-num-batched-tokens", "10240"], []),
+        "cudagraph": ([], ["--enforce-eager"]),
+    }
 
 
 def test_unknown_enhancement_lists_the_known():
