@@ -59,7 +59,7 @@ def test_the_shipped_demo(run):
     result = run(DEMO)
     assert result["changed"] is False
     assert result["catalog"]["engine"]["name"] == "llama_cpp"
-    assert result["known"]["platforms"] == ["cpu", "hygon_k100ai"]
+    assert result["known"]["platforms"] == ["ascend_910b", "ascend_a3", "cpu", "hygon_k100ai", "nvidia_h100", "nvidia_h200"]
 
 
 @pytest.mark.parametrize("name", ["mine.yml", "mine.yaml"])

@@ -82,6 +82,24 @@ def broken(entry, path, value):
         ("platforms", ["card", "memory_share"], "0.9", "key 'card.memory_share' must be a int or float, found '0.9'"),
         ("platforms", ["container", "shm_mib"], ..., "the key 'container.shm_mib' is missing"),
         ("platforms", ["container", "pids_limit"], True, "key 'container.pids_limit' must be a int"),
+        ("platforms", ["container", "shm_mb"], 64, "unknown key 'container.shm_mb'; did you mean \"shm_mib\""),
+        ("platforms", ["container", "privileged"], True, "unknown key 'container.privileged'; "),
+        ("platforms", ["container", "mounts"], "/opt", "key 'container.mounts' must be a list, found '/opt'"),
+        ("platforms", ["container", "limit_memory"], "no", "key 'container.limit_memory' must be a bool, found 'no'"),
+        ("platforms", ["card", "product"], "K100_AI", "unknown key 'card.product'; did you mean \"products\""),
+        ("engines", ["images", "cpu", "diget"], "sha256:0", "unknown key 'images.cpu.diget'; did you mean \"digest\""),
+        ("engines", ["images", "cpu", "version"], 0.32, "key 'images.cpu.version' must be a str, found 0.32"),
+        ("engines", ["platforms"], {"cpu": {"container": {"shm": 1}}}, "unknown key 'platforms.cpu.container.shm'; "),
+        ("models", ["enhancements", "mtp", "setting"], {}, "unknown key 'enhancements.mtp.setting'; did you mean \"settings\""),
+        ("models", ["enhancements", "mtp", "default"], 1, "key 'enhancements.mtp.default' must be a bool, found 1"),
+        ("models", ["platforms", "hygon_k100ai", "setting"], {}, "unknown key 'platforms.hygon_k100ai.setting'; "),
+        ("models", ["platforms", "ascend_a3", "image", "diget"], "", "unknown key 'platforms.ascend_a3.image.diget'; "),
+        (
+            "models",
+            ["platforms", "ascend_910b", "enhancements", "mtp", "of"],
+            1,
+            "unknown key 'platforms.ascend_910b.enhancements.mtp.of'; ",
+        ),
         ("engines", ["container_port"], "8000", "key 'container_port' must be a int, found '8000'"),
         ("engines", ["arguments", "port"], {"flag": "--port"}, "the key 'arguments.port.kind' is missing"),
         ("engines", ["arguments", "port"], "--port", "key 'arguments.port' must be a dict"),
@@ -134,15 +152,18 @@ def test_pick_names_variable_nearest_and_known(shipped):
     text = str(caught.value)
     assert "unknown platform 'hygon_k100' (variable llm_platform)" in text
     assert 'did you mean "hygon_k100ai"?' in text
-    assert "Known: cpu, hygon_k100ai" in text
+    assert "Known: ascend_910b, ascend_a3, cpu, hygon_k100ai, nvidia_h100, nvidia_h200" in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("gpu", "smollm2-135m"), ["unknown platform 'gpu'", "llm_platform", "Known: cpu, hygon_k100ai"]),
+        (("gpu", "smollm2-135m"), ["unknown platform 'gpu'", "llm_platform", "Known: ascend_910b, ascend_a3, cpu, hygon_k100ai"]),
         (("cpu", "smollm"), ["unknown model 'smollm'", "llm_model", 'did you mean "smollm2-135m"', "qwen3.6-35b-a3b"]),
-        (("cpu", "qwen3.6-35b-a3b"), ["no recipe for platform 'cpu'", "it has one for: hygon_k100ai", "platforms.cpu"]),
+        (
+            ("cpu", "qwen3.6-35b-a3b"),
+            ["no recipe for platform 'cpu'", "it has one for: ascend_910b, ascend_a3, hygon_k100ai", "platforms.cpu"],
+        ),
         (("cpu", "smollm2-135m", "sglang"), ["engine 'sglang' does not run on platform 'cpu'", "llm_engine", "Known: llama_cpp, vllm"]),
         (("cpu", "smollm2-135m", "", "q4_2"), ["no weights 'q4_2'", "llm_weights", 'did you mean "q4_1"']),
     ],
@@ -155,9 +176,9 @@ def test_what_is_unknown_or_does_not_go_together(shipped, arguments, parts):
 
 
 def test_platform_naming_an_engine_nobody_has(catalog):
-    catalog["platforms"]["cpu"]["engines"] = ["sglang"]
-    with pytest.raises(LLMError, match="unknown engine 'sglang' .variable llm_engine.*Known: llama_cpp, vllm"):
-        resolve(catalog, "cpu", "smollm2-135m", "sglang")
+    catalog["platforms"]["cpu"]["engines"] = ["tgi"]
+    with pytest.raises(LLMError, match="unknown engine 'tgi' .variable llm_engine.*Known: llama_cpp, sglang, vllm"):
+        resolve(catalog, "cpu", "smollm2-135m", "tgi")
 
 
 def test_engine_without_an_image_for_the_platform(catalog):
@@ -182,6 +203,25 @@ def test_settings_of_recipe_for_platform_win_over_recipe_and_platform(catalog):
     recipe["settings"] = {"b": "recipe", "c": "recipe"}
     recipe["platforms"]["cpu"]["settings"] = {"c": "fit"}
     assert resolve(catalog, "cpu", "smollm2-135m")["settings"] == {"a": "platform", "b": "recipe", "c": "fit"}
+
+
+def test_enhancements_differ_by_platform_and_engine(catalog):
+    recipe = catalog["models"]["smollm2-135m"]
+    recipe["enhancements"] = {"fast": {"default": True, "settings": {"a": 1, "b": 1}}, "long": {"default": True}}
+    recipe["platforms"]["cpu"]["enhancements"] = {"fast": {"settings": {"b": 2}}, "own": {"default": True}}
+    recipe["platforms"]["cpu"]["engines"]["vllm"]["enhancements"] = {"fast": {"default": False}}
+    quick = resolve(catalog, "cpu", "smollm2-135m")["model"]["enhancements"]
+    assert quick == {"fast": {"default": True, "settings": {"a": 1, "b": 2}}, "long": {"default": True}, "own": {"default": True}}
+    assert resolve(catalog, "cpu", "smollm2-135m", "vllm")["model"]["enhancements"]["fast"]["default"] is False
+
+
+def test_recipe_with_an_image_of_its_own_takes_nothing_from_the_platforms(catalog):
+    pinned = {"source": "registry", "reference": "old", "digest": "sha256:" + "0" * 64, "version": "1"}
+    catalog["engines"]["llama_cpp"]["images"]["cpu"] = pinned
+    assert resolve(catalog, "cpu", "smollm2-135m")["engine"]["image"] == pinned
+    own = {"source": "registry", "reference": "new"}
+    catalog["models"]["smollm2-135m"]["platforms"]["cpu"]["image"] = own
+    assert resolve(catalog, "cpu", "smollm2-135m")["engine"]["image"] == own, "above all not the digest of another image"
 
 
 def test_choosing_does_not_change_the_catalog(catalog):
