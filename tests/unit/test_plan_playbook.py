@@ -2,10 +2,11 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""The plan of the first recipe, printed from recorded card facts while its hosts cannot be reached."""
+"""The plans of the shipped inventories, printed from recorded card facts while their hosts cannot be reached."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -16,11 +17,27 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+#: Inventory -> host, cards of each replica, PCI address of its first, context, sequences, memory of a sequence in MiB, how many fit at once.
+PLANS = {
+    "k100": ("k100-01", [[0], [1], [2], [3]], ["07", "0a", "0f", "16"], 131072, 4, 2684, "7.1"),
+    "ascend910b": ("a2-01", [[0, 1], [2, 3], [4, 5], [6, 7]], ["c1", "c2", "81", "82"], 133000, 16, 1733, "20.5"),
+    "ascend_a3": ("a3-01", [list(range(first, first + 4)) for first in (0, 4, 8, 12)], ["9d", "95", "8d", "85"], 133000, 16, 1598, "28.0"),
+    "h100": ("h100-01", [[card] for card in range(8)], [f"{card}0" for card in range(1, 9)], 262144, 16, 5244, "6.3"),
+}
 
-@pytest.fixture(scope="module")
-def printed() -> str:
-    """What playbooks/plan.yml prints for inventories/k100, as one line of single spaces."""
-    command = [str(Path(sys.executable).with_name("ansible-playbook")), "playbooks/plan.yml", "-i", "inventories/k100"]
+IMAGES = {
+    "k100": "harbor.sourcefind.cn:5443/dcu/admin/base/custom:vllm018-ubuntu22.04-dtk26.04-qwen3.6-20260423"
+    "@sha256:13ce550647063a7fe76e87fd173986175946e5046bd36980c4289c60a4bdd811",
+    "ascend910b": "quay.io/ascend/vllm-ascend:v0.17.0rc1",
+    "ascend_a3": "quay.io/ascend/vllm-ascend:v0.17.0rc1-a3",
+    "h100": "vllm/vllm-openai:v0.32.0",
+}
+
+
+@functools.cache
+def play(playbook: str, inventory: str, *arguments: str) -> tuple[int, str]:
+    """Exit status and output of a playbook for an inventory, as one line of single spaces, without a host to reach."""
+    ansible = str(Path(sys.executable).with_name("ansible-playbook"))
     # An ssh that cannot connect: a task that needs the host fails the test instead of waiting for a network.
     environment = {
         **os.environ,
@@ -28,30 +45,127 @@ def printed() -> str:
         "ANSIBLE_SSH_EXECUTABLE": "/bin/false",
         "ANSIBLE_NOCOLOR": "1",
     }
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return re.sub(r"\s+", " ", result.stdout)
+    command = [ansible, playbook, "-i", f"inventories/{inventory}", *arguments]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    return result.returncode, re.sub(r"\s+", " ", result.stdout + result.stderr)
 
 
-def test_every_card_gets_one_replica(printed: str) -> None:
-    rows = re.findall(r"k100-01-c(\d) (\d) \(0000:[0-9a-f:.]+\) 127\.0\.0\.1:(\d+) (\d) (\d+) x (\d+) ironserve-c(\d)", printed)
-    assert rows == [(str(card), str(card), str(8001 + card), "1", "131072", "4", str(card)) for card in range(4)]
+def plan(inventory: str) -> str:
+    """What playbooks/plan.yml prints for an inventory."""
+    status, printed = play("playbooks/plan.yml", inventory)
+    assert status == 0, printed
+    return printed
 
 
-def test_the_recipe_decides_the_rest(printed: str) -> None:
-    assert "W8A8" in printed
-    assert "--tensor-parallel-size 1" in printed
-    assert "--enable-prefix-caching" in printed and "--mamba-cache-mode align" in printed
-    assert "speculative-config" not in printed
+def words(inventory: str) -> str:
+    """The command line of the first replica, as the plan prints it."""
+    return plan(inventory).split("- arguments ")[1].split(" - ")[0].strip("'")
 
 
-def test_a_forbidden_pair_is_off_with_its_reason(printed: str) -> None:
-    assert re.search(r"off mtp: mtp and prefix_caching forbidden together \(.{40,}?\)", printed)
+@pytest.fixture(params=sorted(PLANS))
+def inventory(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
-def test_the_gateway_is_planned_too(printed: str) -> None:
-    assert re.search(r"\b8000\b", printed.replace("--port 8000", ""))
+def test_every_group_of_cards_gets_one_replica(inventory: str) -> None:
+    host, groups, addresses, context, sequences, _each, _fit = PLANS[inventory]
+    rows = re.findall(
+        rf"{host}-c(\d+) ((?:\d+ \(0000:[0-9a-f:.]+\),?)+) 127\.0\.0\.1:(\d+) (\d) (\d+) x (\d+) ironserve-c(\d+) [0-9a-f]{{12}}",
+        plan(inventory),
+    )
+    assert rows == [
+        (str(cards[0]), row[1], str(8001 + number), str(len(cards)), str(context), str(sequences), str(cards[0]))
+        for number, (cards, row) in enumerate(zip(groups, rows, strict=True))
+    ]
+    for cards, address, row in zip(groups, addresses, rows, strict=True):
+        assert re.findall(r"(\d+) \(", row[1]) == [str(card) for card in cards]
+        assert row[1].startswith(f"{cards[0]} (0000:{address}:00.0)")
 
 
-def test_nothing_changes(printed: str) -> None:
-    assert re.search(r"k100-01 : ok=\d+ changed=0 unreachable=0 failed=0", printed)
+def test_the_plan_says_what_fits(inventory: str) -> None:
+    _host, groups, _addresses, context, sequences, each, fit = PLANS[inventory]
+    assert plan(inventory).count(f"for sequences of {context} tokens at {each} MiB: {fit} at once") == len(groups)
+    waits = f"{sequences} sequences of full length do not fit at once; more wait in the engine"
+    assert plan(inventory).count(waits) == (len(groups) if float(fit) < sequences else 0)
+
+
+def test_the_image_is_that_of_the_platform_and_one_without_digest_is_called_so(inventory: str) -> None:
+    assert f"- image {IMAGES[inventory]} " in plan(inventory)
+    assert ("not pinned: the image has no digest" in plan(inventory)) == ("@sha256:" not in IMAGES[inventory])
+
+
+def test_the_gateway_is_planned_too(inventory: str) -> None:
+    host, groups, *_rest = PLANS[inventory]
+    replicas = ", ".join(f"{host}-c{cards[0]}" for cards in groups)
+    assert f"gateway {host} on 0.0.0.0:8000, leastconn over {replicas} " in plan(inventory)
+
+
+def test_nothing_changes(inventory: str) -> None:
+    assert re.search(rf"{PLANS[inventory][0]} : ok=\d+ changed=0 unreachable=0 failed=0", plan(inventory))
+
+
+def test_the_first_recipe() -> None:
+    assert "qwen3.6-35b-a3b W8A8 on hygon_k100ai (vllm)" in plan("k100")
+    for part in ("--tensor-parallel-size 1", "--quantization compressed-tensors", "--enable-prefix-caching", "--mamba-cache-mode align"):
+        assert part in words("k100")
+    assert "speculative-config" not in words("k100")
+
+
+@pytest.mark.parametrize("name", ["k100", "h100"])
+def test_a_forbidden_pair_is_off_with_its_reason(name: str) -> None:
+    assert re.search(r"off mtp: mtp and prefix_caching forbidden together \(.{40,}?\)", plan(name))
+
+
+@pytest.mark.parametrize(("name", "platform", "cards"), [("ascend910b", "ascend_910b", 2), ("ascend_a3", "ascend_a3", 4)])
+def test_the_second_recipe(name: str, platform: str, cards: int) -> None:
+    assert f"qwen3.5-35b-a3b W8A8_MTP on {platform} (vllm)" in plan(name)
+    for part in (
+        f"--tensor-parallel-size {cards} ",
+        "--quantization ascend ",
+        "--max-model-len 133000 ",
+        "--max-num-batched-tokens 8096 ",
+        "--gpu-memory-utilization 0.9 ",
+        "--no-enable-prefix-caching ",
+        '--speculative-config {"enforce_eager":true,"method":"qwen3_5_mtp","num_speculative_tokens":3} ',
+    ):
+        assert part in words(name)
+    assert "threshold" not in words(name), "engines refuse the key"
+    assert "--shutdown-timeout" not in words(name), "0.17 does not know the word"
+
+
+def test_the_h100_runs_fp8_on_one_card() -> None:
+    assert "qwen3.6-35b-a3b FP8 on nvidia_h100 (vllm)" in plan("h100")
+    assert "--tensor-parallel-size 1 " in words("h100") and "--quantization" not in words("h100")
+    assert "73403 MiB usable - 36352 weights - 4096 overhead = 32955 MiB" in plan("h100")
+
+
+def test_bf16_on_an_h100_takes_two_cards() -> None:
+    status, printed = play(
+        "playbooks/plan.yml",
+        "h100",
+        "-e",
+        '{"llm_weights": "bf16", "llm_settings": {"tensor_parallel_size": 2}, "replica_count": 4, "replica_min_count": 4}',
+    )
+    assert status == 0, printed
+    assert "h100-01-c6 6 (0000:70:00.0),7 (0000:80:00.0) 127.0.0.1:8004 2 262144 x 16 ironserve-c6" in printed
+    status, printed = play("playbooks/plan.yml", "h100", "-e", "llm_weights=bf16")
+    assert status != 0 and "qwen3.6-35b-a3b bf16 does not fit card 0000:10:00.0 of host h100-01" in printed
+
+
+def test_an_image_that_nobody_pinned_is_refused_before_any_host_is_touched() -> None:
+    name = "ascend_a3"
+    status, printed = play("site.yml", name)
+    host = PLANS[name][0]
+    assert status != 0
+    assert f"{host}: the engine image {IMAGES[name]} is not pinned (digest '')" in printed
+    assert "Nothing was changed" in printed and "replica_image: {source: registry" in printed
+    assert re.search(rf"{host} : ok=\d+ changed=0 unreachable=0 failed=1", printed)
+    assert "Let nobody else deploy meanwhile" not in printed, "the first task that needs the host"
+
+
+@pytest.mark.parametrize(("digest", "refused"), [("sha256:" + "0" * 64, False), ("sha256:12", True)])
+def test_an_image_that_somebody_pinned_is_not(digest: str, refused: bool) -> None:
+    image = f'{{"replica_image": {{"source": "registry", "reference": "a/b:v1", "digest": "{digest}"}}}}'
+    _status, printed = play("site.yml", "ascend910b", "-e", image)
+    assert ("is not pinned" in printed) == refused
+    assert ("TASK [Let nobody else deploy meanwhile]" in printed) != refused
