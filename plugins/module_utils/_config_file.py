@@ -100,6 +100,23 @@ def look(root: str, config_path: str = "", wanted: str = "auto", found: _structu
     return _quantization.judge(config, _top(found), description_of(root), wanted, sorted(os.listdir(root)))
 
 
+def opinion(root: str, config_path: str, wanted: str, found: _structure.Inspection) -> tuple[bool, list[str], list[str]]:
+    """``look`` for a verification: ``(ok, problem lines, notes)``, a config that cannot be read being a problem like others."""
+    try:
+        verdict = look(root, config_path, wanted, found)
+    except LLMError as exc:
+        return False, [str(exc)], []
+    return not verdict.problems, verdict.problems, verdict.notes
+
+
+def word(wanted: str, config_path: str) -> str:
+    """Name what ``look`` would judge, for a marker: the method and, when there is one, the config that is mounted over. "" for none."""
+    if wanted == "none":
+        return ""
+    over = _content(config_path) if config_path else b""
+    return "{0}@{1}".format(wanted, hashlib.sha256(over).hexdigest()) if over else wanted
+
+
 def sound(root: str, found: _structure.Inspection) -> None:
     """Raise LLMError when the structure has faults."""
     if found.problems:

@@ -121,11 +121,6 @@ def inspect(root: str, paths: list[str], weights_format: str, needs: tuple[str, 
     return found
 
 
-def check(root: str, paths: list[str], weights_format: str, needs: tuple[str, ...] = NEEDS) -> dict[str, list[str]]:
-    """The problems alone, see ``inspect``."""
-    return inspect(root, paths, weights_format, needs).problems
-
-
 def _some(paths: list[str]) -> str:
     return (", ".join(paths[:5]) + (" and {0} more".format(len(paths) - 5) if len(paths) > 5 else "")) or "the files"
 

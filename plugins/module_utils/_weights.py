@@ -23,7 +23,7 @@ import zipfile
 import zlib
 from typing import IO, Callable, Iterable, Iterator
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _conversion, _hashing, _jobs, _manifest, _structure
+from ansible_collections.ironserve.llm.plugins.module_utils import _config_file, _conversion, _hashing, _jobs, _manifest, _structure
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._lock import guard
 from ansible_collections.ironserve.llm.plugins.module_utils._manifest import Entry, FileResult
@@ -56,6 +56,9 @@ class Report:
         seconds: time taken.
         needed_bytes: bytes of the files that are not good.
         free_bytes: bytes free on the filesystem the directory is (or would be) on.
+        quantization_ok: whether what says how the weights are quantized agrees with their tensors; None when not judged.
+        quantization_problems: one line per disagreement.
+        notes: what the judgement could not or need not look at.
     """
 
     manifest_id: str
@@ -67,6 +70,9 @@ class Report:
     needed_bytes: int
     free_bytes: int
     checks: str = ""
+    quantization_ok: bool | None = None
+    quantization_problems: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def bytes_ok(self) -> bool:
@@ -81,7 +87,7 @@ class Report:
     def problems(self) -> list[str]:
         """One line per problem."""
         lines = [result.line() for result in self.files if result.verdict not in (_manifest.OK, _manifest.BAD_STRUCTURE)]
-        return lines + self.structure_problems
+        return lines + self.structure_problems + self.quantization_problems
 
     def as_dict(self) -> dict:
         """Plain data for module results."""
@@ -100,6 +106,8 @@ class Report:
             "ok": self.ok,
             "bytes_ok": self.bytes_ok,
             "structure_ok": (not self.structure_problems) if self.structure else None,
+            "quantization_ok": self.quantization_ok,
+            "notes": self.notes,
             "manifest_id": self.manifest_id,
             "files": files,
             "problems": self.problems(),
@@ -129,6 +137,8 @@ def verify(
     remembered: dict[str, list] | None = None,
     needs: tuple[str, ...] = _structure.NEEDS,
     report: _hashing.Report | None = None,
+    quantization: str = "none",
+    engine_config: str = "",
 ) -> Report:
     """Compare ``root`` with a manifest, then check the structure of what is good. Writes nothing.
 
@@ -143,6 +153,8 @@ def verify(
         remembered: files that were hashed a moment ago, see ``_manifest.check_tree``; instead of a marker.
         needs: files a set of shards must bring, see ``_structure.NEEDS``.
         report: is told how far the hashing is, see ``_hashing.Meter``.
+        quantization: what the engine will be told, one of ``_quantization.METHODS``; ``none`` does not look.
+        engine_config: config the engine will see in place of that of the weights, or "".
     """
     start = time.monotonic()
     identity = _manifest.manifest_id(entries)
@@ -150,18 +162,24 @@ def verify(
     files = _manifest.check_tree(root, entries, remembered or known["files"], report=report)
     problems: list[str] = []
     good = [result for result in files if result.verdict == _manifest.OK]
-    checks = _structure.checks(weights_format, needs) if structure else ""
+    judged = _config_file.word(quantization, engine_config) if structure and weights_format == "safetensors" else ""
+    checks = _structure.checks(weights_format, needs, judged) if structure else ""
+    verdict, quantization_problems, notes = True if judged else None, [], []
     unchanged = len(good) == len(files) and not any(result.hashed for result in files)
     if structure and not (unchanged and _structure.covers(known["structure"], checks)):
         # without every file there is no set to judge: what is missing was reported already
-        found = _structure.check(root, [result.path for result in good], weights_format, needs)
+        found = _structure.inspect(root, [result.path for result in good], weights_format, needs)
         by_path = {result.path: result for result in good}
-        for path, lines in sorted(found.items()):
+        for path, lines in sorted(found.problems.items()):
             if path in by_path:
                 by_path[path].verdict = _manifest.BAD_STRUCTURE
                 by_path[path].detail = lines[0]
             if path in by_path or len(good) == len(entries):
                 problems.extend(lines)
+        if judged:
+            verdict = None
+            if len(good) == len(entries) and not found.problems:
+                verdict, quantization_problems, notes = _config_file.opinion(root, engine_config, quantization, found)
     if read_only:
         for result in good:
             mode = os.lstat(os.path.join(root, result.path)).st_mode & 0o7777
@@ -179,17 +197,24 @@ def verify(
         sum(entry.size for entry in entries if entry.path in bad),
         free_bytes(root),
         checks,
+        verdict,
+        quantization_problems,
+        notes,
     )
 
 
 def remember(root: str, marker: str, report: Report) -> None:
-    """Write the marker of a tree that verified well; anything else is not worth remembering."""
-    if not marker or not report.ok:
+    """Write the marker of a tree whose bytes are good, and of the checks beyond that when all went well.
+
+    Anything else is not worth remembering.
+    """
+    if not marker or not report.bytes_ok:
         return
+    checks = report.checks if report.ok else ""
     known = _manifest.read_marker(marker, root, report.manifest_id)
     same = {result.path: (result.stamp or []) + [result.sha256] for result in report.files}
-    if known["files"] != same or not _structure.covers(known["structure"], report.checks):
-        _manifest.write_marker(marker, root, report.manifest_id, report.files, report.checks)
+    if known["files"] != same or not _structure.covers(known["structure"], checks):
+        _manifest.write_marker(marker, root, report.manifest_id, report.files, checks)
 
 
 def complaint(root: str, report: Report, remedy: str) -> str:

@@ -61,7 +61,7 @@ def changed(change: dict) -> dict:
 def test_a_whole_set_is_good_and_gives_its_tensors(tmp_path):
     root = fill(tmp_path, SET)
     found = _structure.inspect(root, _structure.files_of(root), "safetensors")
-    assert found.problems == {} == _structure.check(root, sorted(SET), "safetensors")
+    assert found.problems == {}
     assert {path: [one.name for one in tensors] for path, tensors in found.shards.items()} == {NAMES[0]: ["a", "b"], NAMES[1]: ["c"]}
     assert found.documents["config.json"] == {}
 

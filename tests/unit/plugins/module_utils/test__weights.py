@@ -355,8 +355,8 @@ def test_files_of_another_format_are_no_weights(site):
 def test_a_remembered_structure_is_not_read_again_and_another_format_is(site, monkeypatch):
     site.put()
     seen = []
-    real = _structure.check
-    monkeypatch.setattr(_structure, "check", lambda *args: seen.append(args) or real(*args))
+    real = _structure.inspect
+    monkeypatch.setattr(_structure, "inspect", lambda *args: seen.append(args) or real(*args))
     assert _weights.verify(str(site.path), site.entries, "gguf", str(site.marker)).ok
     assert not seen
     assert not _weights.verify(str(site.path), site.entries, "safetensors", str(site.marker)).ok
