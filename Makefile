@@ -26,7 +26,7 @@ down:  ## Remove everything the demo made, and nothing else
 	@$(GATE)/play.sh playbooks/teardown.yml -i inventories/local $(ENGINE_VARS) $(ARGS)
 
 lab: venv  ## Bring up a gateway node and two card nodes as containers (make lab LAB_NODES=3), for inventories/lab
-	@.venv/bin/python tests/lab/lab.py up --nodes $(LAB_NODES) $(ARGS)
+	@.venv/bin/python tests/lab/lab.py up --nodes $(LAB_NODES) $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 
 lab-down: venv  ## Remove the lab: containers, volumes, network, image, keys
 	@.venv/bin/python tests/lab/lab.py down

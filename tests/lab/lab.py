@@ -5,7 +5,7 @@
 
 """Bring the lab up and down: a gateway node, card nodes and a registry, as containers on this machine.
 
-Usage: lab.py up [--nodes N] [--image NAME] | lab.py down | lab.py left
+Usage: lab.py up [--nodes N] [--engine NAME] | lab.py down | lab.py left
 
 ``up`` makes what is missing, replaces what differs and leaves the rest alone; cut short, the next run finishes it.
 ``down`` removes whatever carries the label, the generated key and the generated state; ``left`` names what is still there and
@@ -33,6 +33,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
+
+import yaml
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -509,6 +511,12 @@ def registry_answers(path: str) -> bool:
         return False
 
 
+def engine_builds() -> dict[str, str]:
+    """Image build of each engine that runs on CPU cores, by the engine's name."""
+    engines = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / "roles/catalog/engines").glob("*.yml")]
+    return {engine["name"]: engine["images"]["cpu"]["build"] for engine in engines if "build" in engine["images"].get("cpu", {})}
+
+
 def engine_image(registry: Member, build: str) -> dict[str, str]:
     """Reference and digest of an engine image in the lab's registry; built by the role replica and pushed if it is not there."""
     until("registry", time.monotonic() + BOOT_TIMEOUT_S, lambda: registry_answers("/v2/"), registry.require_running)
@@ -635,15 +643,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=["up", "down", "left"])
     parser.add_argument("--nodes", type=int, default=2, metavar="N", help="card nodes (default: 2)")
-    parser.add_argument(
-        "--image", default="llama_cpp", metavar="NAME", help="engine image, a directory of roles/replica/files/images (default: llama_cpp)"
-    )
+    parser.add_argument("--engine", default="llama_cpp", choices=sorted(engine_builds()), help="engine of the replicas (default: llama_cpp)")
     arguments = parser.parse_args()
     if not 1 <= arguments.nodes <= 100:
         die(f"--nodes {arguments.nodes}: a lab has 1 to 100 card nodes")
-    known = sorted(path.parent.name for path in (ROOT / "roles/replica/files/images").glob("*/image.yml"))
-    if arguments.image not in known:
-        die(f"--image {arguments.image}: no such engine image; there are {', '.join(known)}")
     CACHE.mkdir(parents=True, exist_ok=True)
     with open(CACHE / "lock", "w") as lock:
         try:
@@ -653,7 +656,7 @@ def main() -> int:
         try:
             require_root()
             if arguments.action == "up":
-                up(arguments.nodes, arguments.image)
+                up(arguments.nodes, engine_builds()[arguments.engine])
             elif arguments.action == "down":
                 down()
             else:

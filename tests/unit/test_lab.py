@@ -125,3 +125,7 @@ def test_the_inventory_says_how_to_reach_each_node(tmp_path: pathlib.Path) -> No
 def test_without_a_lab_the_inventory_says_what_to_do(tmp_path: pathlib.Path) -> None:
     result = inventory_script(tmp_path)
     assert result.returncode == 1 and "run make lab" in result.stderr and result.stdout == ""
+
+
+def test_engines_of_the_lab_are_those_that_run_on_cores() -> None:
+    assert lab.engine_builds() == {"llama_cpp": "llama_cpp", "vllm": "vllm_cpu"}

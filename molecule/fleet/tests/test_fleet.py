@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import requests
-from fleet_lab import CONFIG, PORTS, STATE, Lab
+from fleet_lab import CARDS, CONFIG, PORTS, STATE, Lab
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_the_run_lock_was_given_back(lab: Lab) -> None:
 def test_four_replicas_run_on_each_node(replicas: dict[str, list[dict[str, Any]]]) -> None:
     for node, found in replicas.items():
         assert sorted(replica["Name"] for replica in found if replica["State"]["Running"]) == [
-            f"/ironserve-c{card}" for card in range(4)
+            f"/ironserve-c{card}" for card in range(CARDS)
         ], node
 
 
@@ -157,7 +157,7 @@ def test_gateway_figures_are_for_the_node_only(lab: Lab) -> None:
 
 def test_all_eight_replicas_serve(lab: Lab) -> None:
     before = lab.servers()
-    assert sorted(before) == [f"{node}-c{card}" for node in lab.nodes for card in range(4)]
+    assert sorted(before) == [f"{node}-c{card}" for node in lab.nodes for card in range(CARDS)]
     assert {server["status"] for server in before.values()} == {"UP"}
     with concurrent.futures.ThreadPoolExecutor(8) as users:
         answers = list(users.map(lambda _: lab.ask(max_tokens=8), range(24)))

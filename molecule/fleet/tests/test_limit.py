@@ -11,14 +11,14 @@ import pathlib
 import subprocess
 import sys
 
-from fleet_lab import ROOT, Lab
+from fleet_lab import CARDS, ROOT, Lab
 
 
 def test_a_run_limited_to_one_node_leaves_the_others_alone(lab: Lab) -> None:
     # With the gateway, which then knows the plan of one node only: the harder case.
     limit = "node1:gw"
     others = [name for name in lab.servers() if not name.startswith("node1-")]
-    assert len(others) == 4 * (len(lab.nodes) - 1)
+    assert len(others) == CARDS * (len(lab.nodes) - 1)
     before = lab.servers()
     started = {node: [replica["State"]["StartedAt"] for replica in lab.replicas(node)] for node in lab.nodes}
 
