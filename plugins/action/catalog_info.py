@@ -14,6 +14,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
 from ansible_collections.ironserve.llm.plugins.module_utils._catalog import SHAPES, collect, resolve
+from ansible_collections.ironserve.llm.plugins.module_utils._compatibility import read_table, select
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
 from ansible_collections.ironserve.llm.plugins.module_utils._variables import unknown_variables
 
@@ -75,7 +76,7 @@ class ActionModule(ActionBase):
         _spec, args = self.validate_argument_spec(
             argument_spec={
                 "platform": {"type": "str", "required": True},
-                "model": {"type": "str", "required": True},
+                "model": {"type": "str", "default": ""},
                 "engine": {"type": "str", "default": ""},
                 "weights": {"type": "str", "default": ""},
                 "overlays": {"type": "list", "elements": "path", "default": []},
@@ -89,6 +90,7 @@ class ActionModule(ActionBase):
                     raise LLMError("; ".join(wrong))
             catalog = read_catalog(args["overlays"])
             chosen = resolve(catalog, args["platform"], args["model"], args["engine"], args["weights"])
+            chosen["compatibility"] = select(read_table(catalog["compatibility"]), args["platform"], chosen["engine"].get("name", ""))
             chosen["platform"]["probe_source"] = read_probe(args["overlays"], chosen["platform"]["probe"])
         except LLMError as exc:
             raise AnsibleActionFail(str(exc)) from exc

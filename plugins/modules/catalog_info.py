@@ -13,8 +13,8 @@ version_added: "0.1.0"
 description:
   - Reads the collection's own catalog and the user's overlay directories on the controller, merges and checks them, and returns
     the entries that go together.
-  - An overlay directory has the folders C(platforms), C(engines) and C(models), with one entry per file. An entry of the same name
-    as a shipped one states only what differs.
+  - An overlay directory has the folders C(platforms), C(engines), C(models) and C(compatibility), with one entry per file, and C(probes).
+    An entry of the same name as a shipped one states only what differs.
   - It also compares the variables of the host with the options of the collection's roles, so that a mistyped variable is an error
     instead of a default.
 author:
@@ -32,9 +32,9 @@ options:
     type: str
     required: true
   model:
-    description: Name of the model recipe.
+    description: Name of the model recipe; empty chooses the platform alone, which is enough to look at its cards.
     type: str
-    required: true
+    default: ""
   engine:
     description: Name of the engine; empty takes the recipe's choice for the platform.
     type: str
@@ -66,7 +66,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 catalog:
-  description: The entries C(platform), C(engine), C(model) and C(weights), and the baseline C(settings).
+  description:
+    - The entries C(platform), C(engine), C(model) and C(weights), and the baseline C(settings).
+    - C(compatibility) has the C(rows) and C(vulnerabilities) of the table that can concern this platform and engine, by id.
   returned: success
   type: dict
 known:

@@ -1,0 +1,68 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Ends a run of the preflight playbook with its own status: 0 ok, 1 failed, 2 could not tell."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from ansible.plugins.callback import CallbackBase
+
+DOCUMENTATION = """
+name: preflight_status
+type: aggregate
+short_description: End ansible-playbook with the status of the preflight
+version_added: "0.1.0"
+author:
+  - ironserve.llm contributors (@ironserve)
+description:
+  - C(ansible-playbook) ends with 2 whenever a host failed, so a failed check and one that could not tell look alike. With this callback a
+    run that reports with M(ironserve.llm.preflight_report) ends with 0 when all hosts are fit, 1 when a check failed, 2 when something
+    could not be told.
+  - It also ends with 2 a run of a playbook called C(preflight.yml) that made no report, such as one whose hosts matched nothing.
+  - Runs that are about something else are left alone, and so is a status that says more went wrong than the report knows.
+requirements:
+  - enable it with C(callbacks_enabled = ironserve.llm.preflight_status) in ansible.cfg, or in the environment variable
+    E(ANSIBLE_CALLBACKS_ENABLED). Without it the run ends with 0 or 2.
+"""
+
+REPORT = "ironserve.llm.preflight_report"
+COULD_NOT_TELL = 2
+
+
+class CallbackModule(CallbackBase):
+    """Remember the report, and end the run with its status when everything has been said."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "ironserve.llm.preflight_status"
+    CALLBACK_NEEDS_ENABLED = True
+
+    def __init__(self, display: Any = None, options: Any = None) -> None:
+        super().__init__(display=display, options=options)
+        self._is_preflight = False
+        self._status: int | None = None
+
+    def v2_playbook_on_start(self, playbook: Any) -> None:
+        """Note whether this run is a preflight."""
+        self._is_preflight = os.path.basename(str(playbook._file_name)) in ("preflight.yml", "preflight.yaml")
+
+    def v2_runner_on_ok(self, result: Any) -> None:
+        """Note the report's status."""
+        task = getattr(result, "task", None) or result._task
+        if task.resolved_action == REPORT or task.action == REPORT:
+            answer = getattr(result, "result", None) or result._result
+            self._status = int(answer["status"])
+
+    def v2_playbook_on_stats(self, stats: Any) -> None:
+        """End the run. What comes after the statistics is only cleaning up, which happens all the same."""
+        if self._status is None:
+            if self._is_preflight:
+                sys.exit(COULD_NOT_TELL)
+            return
+        if self._status:
+            sys.exit(self._status)

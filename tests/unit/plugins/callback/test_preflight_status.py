@@ -1,0 +1,52 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""With what a run ends. The real ansible-playbook's status is tested with the playbook itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from ansible_collections.ironserve.llm.plugins.callback.preflight_status import CallbackModule
+
+
+def end(name, *results):
+    """The status a run would end with; None when it is left to Ansible."""
+    callback = CallbackModule()
+    callback.v2_playbook_on_start(SimpleNamespace(_file_name=name))
+    for action, answer in results:
+        callback.v2_runner_on_ok(SimpleNamespace(task=SimpleNamespace(action=action, resolved_action=action), result=answer))
+    try:
+        callback.v2_playbook_on_stats(None)
+    except SystemExit as ended:
+        return ended.code
+    return None
+
+
+REPORT = "ironserve.llm.preflight_report"
+
+
+@pytest.mark.parametrize(("status", "code"), [(0, None), (1, 1), (2, 2)])
+def test_the_report_decides(status, code):
+    assert end("/x/preflight.yml", (REPORT, {"status": status})) == code
+    assert end("/x/of_my_own.yml", (REPORT, {"status": status})) == code
+
+
+def test_a_preflight_without_a_report_could_not_tell():
+    assert end("/x/preflight.yml") == 2
+    assert end("/x/preflight.yml", ("ansible.builtin.debug", {"status": 0})) == 2
+
+
+def test_other_runs_are_left_alone():
+    assert end("/x/site.yml", ("ansible.builtin.uri", {"status": 404})) is None
+
+
+def test_the_callback_of_older_versions():
+    callback = CallbackModule()
+    callback.v2_runner_on_ok(SimpleNamespace(_task=SimpleNamespace(action=REPORT, resolved_action=None), _result={"status": 1}))
+    with pytest.raises(SystemExit) as ended:
+        callback.v2_playbook_on_stats(None)
+    assert ended.value.code == 1
