@@ -5,7 +5,7 @@
 """Long work that goes on when nobody waits for it. Private to the collection.
 
 A job lives in a folder of its own, mode 0700: ``lock`` (held by the worker as long as it lives, so a job that was killed
-is known to be over), ``job.json`` (what runs), ``progress.json`` (see _progress), ``result.json``, ``log``, ``worker.zip``
+is known to be over), ``job.json`` (what runs), ``progress.json`` (see _progress), ``result.json``, ``reserve``, ``log``, ``worker.zip``
 (the files of this directory that the work needs: the worker may be another Python, and the module's own files are gone
 when it ends). A secret travels through a pipe and lies nowhere.
 """
@@ -32,6 +32,8 @@ from ansible_collections.ironserve.llm.plugins.module_utils._run import start as
 PACKAGE = __name__.rpartition(".")[0]
 _MAIN = "from {0} import _jobs\n\n_jobs.main()\n"
 _LOG_TAIL = 600
+#: Room on the disk that is kept for the result, in bytes.
+_RESERVE = 1 << 16
 
 
 @dataclasses.dataclass
@@ -221,6 +223,8 @@ def start(
             record = {"nonce": uuid.uuid4().hex, "identity": identity, "title": title, "pid": 0, "started": time.time()}
             archive = _path(folder, "worker.zip")
             pack(archive)
+            with open(_path(folder, "reserve"), "wb") as handle:
+                handle.write(bytes(_RESERVE))
             _save(_path(folder, "job.json"), record)
             task = {"nonce": record["nonce"], "entry": entry, "arguments": arguments, "secret": secret}
             argv = (command or [sys.executable]) + [archive, folder]
@@ -258,6 +262,12 @@ def value_of(folder: str, state: State) -> Any:
     return state.result["value"]
 
 
+def _log(text: str) -> None:
+    """Print into the log, which may be on a full disk."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
 def main() -> None:
     """What the worker runs: read the task, do it, write the result."""
     folder = sys.argv[1]
@@ -271,7 +281,7 @@ def main() -> None:
         result = {"ok": False, "msg": str(exc)}
     except Exception as exc:
         text = traceback.format_exc()
-        print(text.replace(secret, "***") if secret else text, file=sys.stderr)
+        _log(text.replace(secret, "***") if secret else text)
         result = {"ok": False, "msg": "{0}: {1} (all of it in {2})".format(type(exc).__name__, exc, _path(folder, "log"))}
     if secret and not result["ok"]:
         result["msg"] = result["msg"].replace(secret, "***")
@@ -279,14 +289,10 @@ def main() -> None:
         try:
             _save(_path(folder, "result.json"), dict(result, nonce=task["nonce"]))
         except OSError:
-            # A full disk is a result to tell, too: what is loaded is not needed any more, and makes room.
-            os.unlink(_path(folder, "worker.zip"))
+            # A full disk is a result to tell, too.
+            os.unlink(_path(folder, "reserve"))
             _save(_path(folder, "result.json"), dict(result, nonce=task["nonce"]))
     except OSError as exc:
-        print(
-            "{0}: the result cannot be written: {1}; it was: {2}".format(folder, exc.strerror, result.get("msg", "good")), file=sys.stderr
-        )
-    sys.stdout.flush()
-    sys.stderr.flush()
+        _log("{0}: the result cannot be written: {1}; it was: {2}".format(folder, exc.strerror, result.get("msg", "good")))
     # Threads of a client that still downloads must not keep a job alive that is over.
     os._exit(0)

@@ -539,7 +539,7 @@ def remove(path: str, marker: str, look_only: bool = False) -> tuple[bool, list[
 
 
 def purge(base: str, look_only: bool = False) -> tuple[bool, list[str]]:
-    """Remove every set of weights below ``base`` that its markers in ``<base>/.verified`` know, and all staging leftovers.
+    """Remove every set of weights below ``base`` that its markers in ``<base>/.verified`` know, the lists of hubs, and all leftovers.
 
     What somebody else put there has no marker and stays. Returns ``(changed, lines of what was there)``.
     """
@@ -564,6 +564,11 @@ def purge(base: str, look_only: bool = False) -> tuple[bool, list[str]]:
         if not look_only and folder != base:
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
+    lists = os.path.join(base, ".manifests")
+    if os.path.isdir(lists) and not os.path.islink(lists):
+        changed = True
+        if not look_only:
+            _remove(lists)
     if not look_only:
         with contextlib.suppress(OSError):
             os.rmdir(base)

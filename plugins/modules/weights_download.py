@@ -281,17 +281,17 @@ def work(params: dict, folder: str, entry: str, arguments: dict) -> dict:
         if not params["job"] or state.nonce != params["job"]:
             state = _jobs.start(folder, identity, title, entry, arguments, token, command, environment)
         mine = state.identity == identity
-        if mine and not params["detach"]:
-            return _jobs.value_of(folder, _jobs.wait(folder, state.nonce, float("inf")))
-        state = _jobs.wait(folder, state.nonce, LINGER_S)
-        if mine and not state.running:
-            return _jobs.value_of(folder, state)
+        seen = _jobs.wait(folder, state.nonce, float("inf") if mine and not params["detach"] else LINGER_S)
+        # Another run may have started over before the end was seen here; that job is then the one to wait for.
+        same = seen.nonce == state.nonce
+        if mine and same and not seen.running:
+            return _jobs.value_of(folder, seen)
         if params["detach"]:
-            raise Pending(state, mine)
-        if state.running and time.monotonic() >= deadline:
+            raise Pending(seen, mine and same)
+        if not mine and seen.running and time.monotonic() >= deadline:
             raise LLMError(
                 "{0}: another download is at work there: {1}. Wait for its end, or end it (kill {2}), and run again".format(
-                    folder, state.who(), state.pid
+                    folder, seen.who(), seen.pid
                 )
             )
 

@@ -162,8 +162,8 @@ def test_a_worker_that_cannot_even_begin_says_so(folder):
 def test_a_full_disk_does_not_take_the_result(folder):
     state = begin(folder, "full")
     assert _jobs.value_of(folder, _jobs.wait(folder, state.nonce, 30)) == "done"
-    # the room came from what is not needed any more
-    assert "worker.zip" not in os.listdir(folder)
+    # the room was kept for it from the start
+    assert "reserve" not in os.listdir(folder)
 
 
 def test_an_old_result_is_not_the_one_of_a_new_start(folder, tmp_path):
