@@ -160,13 +160,13 @@ from typing import Callable
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _probe_cpu, _probe_nvidia
+from ansible_collections.ironserve.llm.plugins.module_utils import _probe_cpu, _probe_hygon, _probe_nvidia
 from ansible_collections.ironserve.llm.plugins.module_utils._accelerators import Accelerators, preflight
 from ansible_collections.ironserve.llm.plugins.module_utils._checks import all_good
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
 from ansible_collections.ironserve.llm.plugins.module_utils._vendor import Vendor
 
-PROBES = {"cpu": _probe_cpu.probe, "nvidia": _probe_nvidia.probe}
+PROBES = {"cpu": _probe_cpu.probe, "hygon": _probe_hygon.probe, "nvidia": _probe_nvidia.probe}
 
 
 def find_probe(name: str, source: str, tmpdir: str) -> Callable[[Vendor], Accelerators]:
