@@ -495,6 +495,13 @@ def test_versions_that_are_not_understood(changes, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("line", ["NVML version : 590.48", "CUDA version :", "hello"])
+def test_line_that_is_no_version(line):
+    text = capture("nvidia-smi-version__590.48.01__1x-h200.txt")
+    with pytest.raises(UnknownOutput, match="line 5, no line of a version: '{0}'".format(line)):
+        _nvidia_smi.parse_versions(text + line + "\n")
+
+
 # The table: forms of other drivers, and of ill cards
 
 OLD_TABLE = """Fri Mar  6 20:23:45 2020
@@ -555,8 +562,8 @@ NO_MIG_ROWS = "|  0    2   0   0  |           11091MiB / 40448MiB    | 60      0
     ("old", "new", "words"),
     [
         ("Memory-Usage | GPU-Util", "Storage      | GPU-Util", "the header lacks Memory-Usage"),
-        ("| GPU  Name ", "| GPU  Card ", "the header lacks GPU Name"),
-        ("11125MiB /  81559MiB", "11125MiB /  81559KiB", "does not fit its header"),
+        ("| GPU  Name ", "| GPU  Card ", "line 5, the header lacks GPU Name: '| GPU  Card "),
+        ("11125MiB /  81559MiB", "11125MiB /  81559KiB", "line 10, '11125MiB /  81559KiB' does not fit its header: '| N/A   52C "),
         ("11091MiB / 40448MiB", "11091MiB / N/A     ", "does not fit its header"),
         ("Driver Version: 590.48.01", "Driver Version: 590.48.0 ", "does not fit its header"),
         ("| GPU  GI  CI  MIG |", "| GPU  CI  GI  MIG |", "a MIG header that is not known"),
@@ -568,7 +575,7 @@ NO_MIG_ROWS = "|  0    2   0   0  |           11091MiB / 40448MiB    | 60      0
         ("| Processes:", "| Programs: ", "a box that is not known"),
         ("| MIG devices:", "| Processes:  ", "a list of processes without an end"),
         ("|                                         |                        |              Enabled |\n", "", "not as many rows and cells"),
-        ("81559MiB |     N/A ", "81559MiB       N/A ", "not as many rows and cells"),
+        ("81559MiB |     N/A ", "81559MiB       N/A ", "line 9, not as many rows and cells as the header: '|   0  NVIDIA H100"),
         ("7484MiB |", "7484MiB  ", "no row of a table"),
     ],
 )
@@ -576,6 +583,19 @@ def test_table_that_is_not_understood(old, new, words):
     with pytest.raises(UnknownOutput) as caught:
         _nvidia_smi.parse_table(damage(MIG_TABLE, old, new))
     assert words in str(caught.value)
+
+
+def test_text_before_the_table():
+    with pytest.raises(UnknownOutput, match="line 1, no row of a table: 'hello'"):
+        _nvidia_smi.parse_table("hello\n" + capture(MIG_TABLE))
+    with pytest.raises(UnknownOutput, match="the first box is no box of cards"):
+        _nvidia_smi.parse_table(capture(MIG_TABLE).split("\n\n")[2])
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_text_that_lacks_its_last_newline(name):
+    with pytest.raises(UnknownOutput, match="the output ends in the middle of a line"):
+        parser(name)(capture(name)[:-1])
 
 
 def test_table_without_one_of_its_lists():
