@@ -380,8 +380,11 @@ def test_the_time_limit_of_an_installer_counts_from_its_own_beginning(host):
     until(lambda: host.read("waits"), "the installer does not come to its middle")
     run.kill()
     run.wait()
-    message = failure(host, package_of(entry), timeout_s=0.1)
-    assert "did not end within 0.1 s" in message and not _run.alive(str(host.packages / "driver.status"))
+    package = package_of(entry)
+    site_of(host).record(package, dict(host.journal()["driver"], began=time.time() - 900))
+    begin = time.monotonic()
+    assert "did not end within 900 s" in failure(host, package, timeout_s=900)
+    assert time.monotonic() - begin < 60 and not _run.alive(str(host.packages / "driver.status"))
 
 
 def test_a_power_cut_in_the_middle_means_again(host):

@@ -88,7 +88,8 @@ def test_what_stays_in_the_background_is_not_waited_for(work):
 
 def test_the_work_goes_on_without_the_shell_that_keeps_its_status(work, tmp_path):
     mark = tmp_path / "mark"
-    process = work.begin("until [ -e {0} ]; do sleep 0.05; done".format(mark))
+    process = work.begin("echo up; until [ -e {0} ]; do sleep 0.05; done".format(mark))
+    until(lambda: Path(work.output).read_text(), "the work does not begin")
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert _run.alive(work.status)

@@ -55,6 +55,7 @@ record=$root/etc/vendor_install.info
 mkdir -p "$root/var/log/vendor" "$root/opt/vendor/$name" "$root/etc"
 say() {{ echo "[Vendor] [$(date +%H:%M:%S)] $1"; echo "[Vendor] $1" >>"$log"; }}
 echo "$name $version began $*" >>"$root/runs"
+echo "${{root##*/}} $name" >>"$root/../order"
 say "[INFO]Start time"
 say "[WARNING]Do not power off or restart the system during the installation/upgrade"
 quiet=n
@@ -225,6 +226,19 @@ class Host:
             entry.update(live_version={"module": ["vendor_drv"]}, reboot_status=[2])
         entry.update(changes)
         return entry
+
+    def reboot_command(self) -> str:
+        """Path of a command that restarts the host, as ``boot`` does."""
+        self.write(
+            "sbin/reboot",
+            "#!/bin/sh\nroot={0}\n"
+            'echo "${{root##*/}} reboot" >>"$root/../order"\n'
+            'version=$(sed -n "s/^Version=//p" "$root/opt/vendor/driver/version.info" 2>/dev/null)\n'
+            '[ -n "$version" ] && mkdir -p "$root/sys/module/vendor_drv" && echo "$version" >"$root/sys/module/vendor_drv/version"\n'
+            'cat /proc/sys/kernel/random/uuid >"$root/proc/sys/kernel/random/boot_id"\n'.format(self.root),
+        )
+        (self.root / "sbin/reboot").chmod(0o755)
+        return str(self.root / "sbin/reboot")
 
     @contextlib.contextmanager
     def engine(self, names: list[str], status: int = 200) -> Iterator[list[str]]:
