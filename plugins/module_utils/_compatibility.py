@@ -302,7 +302,7 @@ def judge(rows: dict[str, dict[str, Any]], situation: dict[str, Any]) -> list[Ch
             checks.append(Check("compatibility", VERDICTS[verdict], "row {0}: {1} ({2})".format(name, row["reason"], _origin(row)), fix))
         elif held == UNDECIDED and verdict != "ok":
             status = UNKNOWN if verdict == "refuse" else WARN
-            fix = "find out what is missing, or state it in the catalog (images.<platform>.version and .runtime)"
+            fix = "find out what is missing, or state it: version and runtime of replica_image, or of the engine's image in the catalog"
             checks.append(
                 Check(
                     "compatibility",
@@ -348,7 +348,7 @@ def known_holes(rows: dict[str, dict[str, Any]], engine: str, version: str | Non
                 "vulnerabilities",
                 UNKNOWN,
                 "{0}: {1}, so none of {2} recorded ones can be ruled out".format(engine, exc, len(mine)),
-                "read the version inside the image and state it in the engine's catalog entry, images.<platform>.version",
+                "read the version inside the image and state it as version in replica_image, or in the engine's catalog entry",
             )
         ]
     checks = []

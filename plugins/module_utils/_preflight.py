@@ -75,6 +75,18 @@ class Choice:
         return self.platform["probe"] != "cpu"
 
 
+def _known_image(own: dict[str, Any], shipped: dict[str, Any]) -> dict[str, Any]:
+    """The image to be used, with its versions: what it states, else what its tag says, else what the catalog says of its own image.
+
+    The plan spells the engine's arguments by the catalog's version too, whichever image is used.
+    """
+    if not own and not shipped:
+        return {}
+    version, runtime = _compatibility.image_versions(own)
+    others = _compatibility.image_versions(shipped)
+    return dict(own or shipped, version=version or others[0], runtime=runtime or others[1])
+
+
 def choose(
     catalog: dict[str, Any],
     settings: dict[str, Any] | None = None,
@@ -110,7 +122,7 @@ def choose(
         engine=engine.get("name", ""),
         model=model.get("name", ""),
         weights=catalog["weights"].get("name", ""),
-        image=image or engine.get("image", {}),
+        image=_known_image(image or {}, engine.get("image", {})),
         settings=final,
         environment={name: str(value) for name, value in variables.items() if value is not None},
         enhancements=[item["name"] for item in decisions if item["state"] == "on"],
@@ -145,40 +157,45 @@ def _fits_product(card: dict[str, Any], products: list[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, plain_name(product)) for name in names for product in products)
 
 
+def _by_word(pairs: list[tuple[str, str]]) -> str:
+    """Cards by what is said of them: ``B2: 0000:02:00.0, 0000:03:00.0; C3: 0000:04:00.0``, from pairs of word and card."""
+    found: dict[str, list[str]] = {}
+    for word, card in pairs:
+        found.setdefault(word, []).append(card)
+    return "; ".join("{0}: {1}".format(word, ", ".join(cards)) for word, cards in found.items())
+
+
 def product_checks(cards: list[dict[str, Any]], products: list[str], architectures: list[str]) -> list[Check]:
     """Whether the cards are what the platform is made for."""
     checks = []
+    fix = "choose the platform these cards belong to (llm_platform)"
     if not products:
         checks.append(Check("expected_product", NOT_APPLICABLE, "the platform names no product"))
     elif cards:
-        odd = sorted(
-            {"{0} ({1})".format(card["id"], card["name_raw"] or card["name"]) for card in cards if not _fits_product(card, products)}
-        )
-        found = sorted({card["name"] for card in cards})
-        fix = "choose the platform these cards belong to (llm_platform), or add the product to the platform's card.products"
+        odd = [(card["name_raw"] or card["name"], card["id"]) for card in cards if not _fits_product(card, products)]
+        more = ", or add the product to the platform's card.products"
         checks.append(
-            Check("expected_product", FAIL, "{0}: not one of {1}".format(", ".join(odd), ", ".join(products)), fix)
+            Check("expected_product", FAIL, "not one of {0}: {1}".format(", ".join(products), _by_word(odd)), fix + more)
             if odd
-            else Check("expected_product", PASS, ", ".join(found))
+            else Check("expected_product", PASS, ", ".join(sorted({card["name"] for card in cards})))
         )
     mixed = sorted({"{0} {1}".format(card["name"], card["memory_total_mib"]) for card in cards})
     if len(mixed) > 1:
         checks.append(Check("equal_cards", WARN, "cards of {0} kinds on one host: {1} MiB".format(len(mixed), ", ".join(mixed))))
     if architectures and cards:
-        odd = sorted(
-            {
-                "{0} ({1})".format(card["id"], card["architecture"])
-                for card in cards
-                if not _compatibility.fits_text([str(card["architecture"])], architectures)
-            }
-        )
-        fix = "choose the platform these cards belong to (llm_platform)"
+        odd = [(card["architecture"], card["id"]) for card in cards if not _compatibility.fits_text([card["architecture"]], architectures)]
         checks.append(
-            Check("expected_architecture", FAIL, "{0}: not one of {1}".format(", ".join(odd), ", ".join(architectures)), fix)
+            Check("expected_architecture", FAIL, "not one of {0}: {1}".format(", ".join(architectures), _by_word(odd)), fix)
             if odd
-            else Check("expected_architecture", PASS, ", ".join(sorted({str(card["architecture"]) for card in cards})))
+            else Check("expected_architecture", PASS, ", ".join(sorted({card["architecture"] for card in cards})))
         )
     return checks
+
+
+def _holder_name(holder: dict[str, Any]) -> str:
+    if holder.get("container"):
+        return "container {0}".format(holder["container"])
+    return "process {0}{1}".format(holder.get("pid") or "unknown", " ({0})".format(holder["name"]) if holder.get("name") else "")
 
 
 def holder_checks(cards: list[dict[str, Any]], own_containers: list[str], idle_mib: int | None) -> list[Check]:
@@ -191,28 +208,20 @@ def holder_checks(cards: list[dict[str, Any]], own_containers: list[str], idle_m
     foreign = []
     silent = []
     for card in cards:
-        for holder in card.get("holders") or []:
-            container, pid = holder.get("container") or "", holder.get("pid") or 0
-            if container and container in own_containers:
-                continue
-            who = (
-                "container {0}".format(container)
-                if container
-                else "process {0}{1}".format(pid, " ({0})".format(holder["name"]) if holder.get("name") else "")
-            )
-            foreign.append("{0} is held by {1}".format(card["id"], who))
+        holders = card.get("holders") or []
+        others = [_holder_name(holder) for holder in holders if not holder.get("container") or holder["container"] not in own_containers]
+        if others:
+            foreign.append("{0} is held by {1}".format(card["id"], ", ".join(others)))
         used = card.get("memory_used_mib")
-        if not card.get("holders") and idle_mib is not None and used is not None and used > idle_mib:
+        if not holders and idle_mib is not None and used is not None and used > idle_mib:
             silent.append("{0} has {1} MiB in use".format(card["id"], used))
     checks = []
     if foreign:
         fix = "stop what is not yours to run there, or take another host; nothing is ended from here"
         checks.append(Check("card_holders", FAIL, "; ".join(foreign), fix))
     if silent:
-        fix = "find the process (a worker that outlived its container), or restart the host; {0} MiB is what an idle card shows".format(
-            idle_mib
-        )
-        checks.append(Check("card_holders", FAIL, "{0} and nobody is seen on it".format("; ".join(silent)), fix))
+        fix = "find the process (a worker that outlived its container), or restart the host; an idle card shows {0} MiB at most"
+        checks.append(Check("card_holders", FAIL, "{0} and nobody is seen on it".format("; ".join(silent)), fix.format(idle_mib)))
     if not checks:
         ours = sorted({holder["container"] for card in cards for holder in card.get("holders") or []})
         checks.append(Check("card_holders", PASS, "replicas only: {0}".format(", ".join(ours)) if ours else "nobody holds a card"))
@@ -311,7 +320,9 @@ def version_checks(found: dict[str, Any], expected: dict[str, str]) -> list[Chec
         if not good:
             text = "{0} is {1}, must be {2}".format(kind, version, expected[kind])
             checks.append(Check("versions", FAIL, text, "install the version asked for, or change accelerator_expected_versions"))
-    if said and not any(check["name"] == "versions" for check in found.get("checks", [])):
+    if any(check["name"] == "versions" for check in found.get("checks", [])):
+        return checks
+    if said:
         checks.append(Check("versions", PASS, ", ".join(said)))
     return checks or [Check("versions", NOT_APPLICABLE, "the platform has none")]
 

@@ -13,6 +13,7 @@ version_added: "0.1.0"
 description:
   - Runs the platform's probe and checks what it found, one line per check.
   - A tool that is missing, hangs, fails or prints something unknown is an error that names it; it never means no cards.
+  - Says which container holds each card, whether or not a process shows on it.
 author:
   - ironserve.llm contributors (@ironserve)
 attributes:
@@ -67,6 +68,10 @@ options:
       - It must have a function C(probe(vendor)) that returns C(Accelerators).
     type: str
     default: ""
+  engine_socket:
+    description: Socket of the container engine, which says whose the containers on the cards are.
+    type: path
+    default: /var/run/docker.sock
   root:
     description: Directory that stands for the root of the host, to read a host that is played.
     type: path
@@ -134,6 +139,11 @@ tool_version:
   description: Version of the tool; null where it has none of its own.
   returned: success
   type: str
+own_containers:
+  description: Names of the running containers of this collection.
+  returned: success
+  type: list
+  elements: str
 device_nodes:
   description: Numeric group id of each device node that is there, by path.
   returned: success
@@ -160,13 +170,15 @@ from typing import Callable
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _probe_cpu, _probe_hygon, _probe_nvidia
+from ansible_collections.ironserve.llm.plugins.module_utils import _probe_ascend, _probe_cpu, _probe_hygon, _probe_nvidia
 from ansible_collections.ironserve.llm.plugins.module_utils._accelerators import Accelerators, preflight
-from ansible_collections.ironserve.llm.plugins.module_utils._checks import all_good
+from ansible_collections.ironserve.llm.plugins.module_utils._checks import UNKNOWN, Check, all_good
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
+from ansible_collections.ironserve.llm.plugins.module_utils._holders import name_holders
+from ansible_collections.ironserve.llm.plugins.module_utils._host_engine import OWN_LABEL, own_names, running_containers
 from ansible_collections.ironserve.llm.plugins.module_utils._vendor import Vendor
 
-PROBES = {"cpu": _probe_cpu.probe, "hygon": _probe_hygon.probe, "nvidia": _probe_nvidia.probe}
+PROBES = {"ascend": _probe_ascend.probe, "cpu": _probe_cpu.probe, "hygon": _probe_hygon.probe, "nvidia": _probe_nvidia.probe}
 
 
 def find_probe(name: str, source: str, tmpdir: str) -> Callable[[Vendor], Accelerators]:
@@ -189,6 +201,20 @@ def find_probe(name: str, source: str, tmpdir: str) -> Callable[[Vendor], Accele
         return loaded.probe
     except Exception as exc:
         raise LLMError("probe '{0}' of the catalog's overlay cannot be used: {1!r}".format(name, exc)) from exc
+
+
+def name_containers(vendor: Vendor, found: Accelerators, socket: str) -> list[str]:
+    """Fill in which containers hold the cards; returns the names of this collection's own. A check says what the engine did not."""
+    if found.probe == "cpu":
+        # Its probe has named them, and names none but our own: whoever is privileged holds no core.
+        return sorted({holder.container for card in found.cards for holder in card.holders})
+    try:
+        running = running_containers(vendor, socket)
+        name_holders(found.cards, running, proc=vendor.path("/proc"))
+        return own_names(running, OWN_LABEL)
+    except LLMError as exc:
+        found.checks.append(Check("card_containers", UNKNOWN, str(exc), "look at the container engine's log and mend it"))
+        return []
 
 
 def open_error(path: str) -> str:
@@ -214,6 +240,7 @@ def main() -> None:
             "tool_timeout_s": {"type": "float", "default": 30.0},
             "options": {"type": "dict", "default": {}},
             "probe_source": {"type": "str", "default": ""},
+            "engine_socket": {"type": "path", "default": "/var/run/docker.sock"},
             "root": {"type": "path", "default": "/"},
             "sysfs": {"type": "path", "default": ""},
         },
@@ -232,6 +259,7 @@ def main() -> None:
         found = find_probe(params["probe"], params["probe_source"], module.tmpdir)(vendor)
     except LLMError as exc:
         module.fail_json(msg=str(exc))
+    own_containers = name_containers(vendor, found, params["engine_socket"])
     own = [path for card in found.cards for path in card.devices.values()]
     errors = {path: open_error(vendor.path(path)) for path in params["device_nodes"] + own}
     present = [path for path in params["device_nodes"] + params["optional_device_nodes"] + own if vendor.exists(path)]
@@ -241,6 +269,7 @@ def main() -> None:
         device_nodes={path: os.stat(vendor.path(path)).st_gid for path in present},
         lines=[check.line() for check in checks],
         ok=all_good(checks),
+        own_containers=own_containers,
         **dict(found.as_dict(), checks=[check.as_dict() for check in checks]),
     )
 

@@ -7,8 +7,12 @@
 from __future__ import annotations
 
 import os
+import pathlib
+import shutil
+import tempfile
 
 import pytest
+from unit.plugins.played import engine as played_engine
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _docker, _probe_cpu
 from ansible_collections.ironserve.llm.plugins.modules import accelerator_info
@@ -80,6 +84,81 @@ def test_node_that_is_listed_and_does_not_open(run_module, tmp_path):
     result = run_module(accelerator_info, dict(SMALL, device_nodes=[str(tmp_path)]))
     assert result["ok"] is False
     assert os.strerror(21) in "".join(result["lines"])
+
+
+HELD = "\n".join(
+    [
+        "from ansible_collections.ironserve.llm.plugins.module_utils._accelerators import Accelerators, Card, Holder",
+        "def probe(vendor):",
+        "    cards = [Card('x:%d' % n, n, 'X1', 'X1', 'x', 7, health='ok', devices={'x': '/dev/x%d' % n}) for n in range(3)]",
+        "    cards[0].holders = [Holder(41)]",
+        "    cards[1].holders = [Holder(42)]",
+        "    return Accelerators('made_up', 'x-smi', cards)",
+    ]
+)
+
+
+@pytest.fixture
+def root():
+    """A played host with three nodes and two processes; a short path, as sockets under it have short names."""
+    path = pathlib.Path(tempfile.mkdtemp(prefix="isv"))
+    files = {
+        "dev/x0": "",
+        "dev/x1": "",
+        "dev/x2": "",
+        "proc/41/cgroup": "0::/system.slice/docker-{0}.scope\n".format("a" * 64),
+        "proc/42/cgroup": "0::/user.slice\n",
+    }
+    for name, text in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    yield path
+    shutil.rmtree(path)
+
+
+def container(letter, name, labels, devices=()):
+    return {
+        "Id": letter * 64,
+        "Name": "/" + name,
+        "State": {"Running": True},
+        "Config": {"Labels": labels},
+        "HostConfig": {"Devices": [{"PathOnHost": path} for path in devices]},
+    }
+
+
+def test_containers_on_the_cards_are_named(run_module, root):
+    own = container("a", "ironserve-c0", {"ironserve.replica": "n-c0"}, ["/dev/x0"])
+    other = container("b", "jupyter", {}, ["/dev/x2"])
+    answers = {"/containers/{0}/json".format(one["Id"]): one for one in (own, other)}
+    answers["/containers/json"] = [{"Id": own["Id"]}, {"Id": other["Id"]}]
+    with played_engine.play(root, answers):
+        result = run_module(accelerator_info, {"probe": "made_up", "probe_source": HELD, "root": str(root)})
+    held = [[(holder["pid"], holder["container"]) for holder in card["holders"]] for card in result["cards"]]
+    assert held == [[(41, "ironserve-c0")], [(42, "")], [(0, "jupyter")]]
+    assert result["own_containers"] == ["ironserve-c0"]
+    assert result["ok"] is True
+
+
+def test_a_process_in_a_container_nobody_knows_has_its_id(run_module, root):
+    result = run_module(accelerator_info, {"probe": "made_up", "probe_source": HELD, "root": str(root)})
+    assert [card["holders"][0]["container"] for card in result["cards"][:2]] == ["a" * 12, ""]
+    assert result["own_containers"] == []
+
+
+def test_an_engine_that_does_not_say_what_it_runs_is_a_check(run_module, root):
+    with played_engine.play(root, {"/containers/json": (500, {})}):
+        result = run_module(accelerator_info, {"probe": "made_up", "probe_source": HELD, "root": str(root)})
+    assert result["ok"] is False
+    assert [check["status"] for check in result["checks"] if check["name"] == "card_containers"] == ["unknown"]
+
+
+def test_holders_of_cores_are_our_own(run_module, monkeypatch):
+    held = {"cpu:0": [{"name": "ironserve-c0", "pid": os.getpid()}]}
+    monkeypatch.setattr(_probe_cpu, "_containers_by_card", lambda: held)
+    monkeypatch.setattr(_probe_cpu, "_cpu_seconds", lambda _containers: 0.0)
+    monkeypatch.setattr(_probe_cpu._cgroup, "memory_bytes", lambda _pid: 0)
+    result = run_module(accelerator_info, dict(SMALL, engine_socket="/nowhere.sock"))
+    assert result["own_containers"] == ["ironserve-c0"]
 
 
 def test_broken_probe_is_a_message(run_module, monkeypatch):
