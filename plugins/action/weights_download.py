@@ -36,6 +36,8 @@ class ActionModule(ActionBase):
             result.update(self._execute_module(module_args=args, task_vars=task_vars))
             return result
         host = (task_vars or {}).get("inventory_hostname", "")
+        if self._task.delegate_to:
+            host = f"{host} -> {self._task.delegate_to}"
         answer = self.follow(host, args, task_vars)
         result.update(answer)
         return result

@@ -249,6 +249,25 @@ def wait(folder: str, nonce: str, limit_s: float) -> State:
         pause = min(0.5, pause * 1.5)
 
 
+class Pending(Exception):
+    """A job works on.
+
+    Attributes:
+        state: what is known about it.
+        mine: whether it does what was asked for; otherwise it has to end first.
+    """
+
+    def __init__(self, state: State, mine: bool) -> None:
+        super().__init__()
+        self.state = state
+        self.mine = mine
+
+    def as_dict(self) -> dict:
+        """Plain data for a module's result; the action plugin asks again with ``nonce``."""
+        state = self.state
+        return {"nonce": state.nonce, "running": state.running, "mine": self.mine, "who": state.who(), "progress": state.progress}
+
+
 def value_of(folder: str, state: State) -> Any:
     """What an ended job returned. Raises LLMError with its message, or one that says that it was killed."""
     if not state.result:

@@ -18,12 +18,21 @@ import shutil
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 import zipfile
 import zlib
 from typing import IO, Callable, Iterable, Iterator
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _config_file, _conversion, _hashing, _jobs, _manifest, _structure
+from ansible_collections.ironserve.llm.plugins.module_utils import (
+    _config_file,
+    _conversion,
+    _hashing,
+    _jobs,
+    _manifest,
+    _progress,
+    _structure,
+)
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._lock import guard
 from ansible_collections.ironserve.llm.plugins.module_utils._manifest import Entry, FileResult
@@ -246,6 +255,11 @@ class Placed:
     kept: list[str]
     before: list[str]
 
+    def as_dict(self) -> dict:
+        """Plain data for module results."""
+        names = ("changed", "fetched", "kept", "before")
+        return dict({name: getattr(self, name) for name in names}, manifest_id=self.report.manifest_id)
+
 
 def staging_of(path: str) -> str:
     """Where the weights for ``path`` are gathered."""
@@ -308,13 +322,15 @@ def place(
     wait_s: float = 1800.0,
     source_about: dict | None = None,
     computed: Iterable[str] = (),
+    progress_path: str = "",
 ) -> Placed:
     """Make ``path`` hold exactly the manifest's files, read-only, taken from ``source`` where they are not there yet.
 
     ``source`` is ``{kind: directory|archive|pypi|staged, ...}``; see ``source_of``. Good files that are there already,
     at the target or left in the staging directory by an earlier try, are not fetched again.
     With ``look_only`` nothing is written and the report is about what is there now. ``source_about`` and ``computed`` go into
-    the manifest that is stored as ``<path>.manifest.json``, see ``_manifest.document``.
+    the manifest that is stored as ``<path>.manifest.json``, see ``_manifest.document``. How far hashing and copying are is told in
+    the file ``progress_path``, see ``_progress``.
 
     Raises LLMError; the target is then what it was, and good files stay in the staging directory.
     """
@@ -335,7 +351,7 @@ def place(
         with _jobs.idle(job_of(path), wait_s), guard(parent, wait_s):
             try:
                 stored = _manifest.document(entries, source_about or {}, computed)
-                placed = _place_locked(path, entries, weights_format, source, marker, margin, deep, stored)
+                placed = _place_locked(path, entries, weights_format, source, marker, margin, deep, stored, progress_path)
             finally:
                 _drop_empty(staging_of(path))
             if os.path.lexists(job_of(path)):
@@ -350,6 +366,34 @@ def place(
         ) from exc
 
 
+def place_job(arguments: dict, _secret: str, progress_path: str) -> dict:
+    """``place`` as the worker of a job calls it; ``arguments`` are its own, with the manifest as plain data."""
+    known = dict(arguments)
+    placed = place(entries=_manifest.parse_manifest(known.pop("manifest")), progress_path=progress_path, **known)
+    return placed.as_dict()
+
+
+@contextlib.contextmanager
+def _told(progress: _progress.Progress, before: int, number: int, entry: Entry, target: str) -> Iterator[None]:
+    """Tell how large ``target`` is while somebody writes it; ``before`` bytes and ``number`` files are done already."""
+    end = threading.Event()
+
+    def tell() -> None:
+        while True:
+            size = os.stat(target).st_size if os.path.exists(target) else 0
+            progress.update(before + min(size, entry.size), [entry.path], number)
+            if end.wait(0.5):
+                return
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
 def _refuse_broken_manifest(path: str, report: Report) -> None:
     """The manifest itself describes broken weights: fetching the same bytes again cannot help."""
     if report.bytes_ok and report.structure_problems:
@@ -357,7 +401,15 @@ def _refuse_broken_manifest(path: str, report: Report) -> None:
 
 
 def _place_locked(
-    path: str, entries: list[Entry], weights_format: str, source: dict, marker: str, margin: int, deep: bool, stored: dict
+    path: str,
+    entries: list[Entry],
+    weights_format: str,
+    source: dict,
+    marker: str,
+    margin: int,
+    deep: bool,
+    stored: dict,
+    progress_path: str,
 ) -> Placed:
     staging, old = staging_of(path), path + ".old"
     for name in _document_halves(path):
@@ -368,7 +420,8 @@ def _place_locked(
             _remove(old)
         else:
             os.rename(old, path)
-    report = verify(path, entries, weights_format, marker, deep, True, True)
+    tell = _progress.Progress(progress_path, "hash").report
+    report = verify(path, entries, weights_format, marker, deep, True, True, report=tell)
     before = listing(path)
     if report.ok:
         changed = os.path.lexists(staging)
@@ -389,7 +442,7 @@ def _place_locked(
     here = {result.path for result in report.files if result.verdict in (_manifest.OK, _manifest.WRITABLE)}
     if os.path.islink(path) or os.path.exists(path) and not os.path.isdir(path):
         raise LLMError("{0}: is no directory; this collection did not make it, move it away".format(path))
-    staged = clean_staging(staging, entries)
+    staged = clean_staging(staging, entries, tell)
     wanted = [entry for entry in entries if entry.path not in here and entry.path not in staged]
     origin = source_of(source)
     require_space(path, origin.copies * sum(entry.size for entry in wanted), margin)
@@ -403,15 +456,20 @@ def _place_locked(
                 _copy(os.path.join(path, entry.path), target)
     if wanted:
         origin.require([entry.path for entry in wanted])
+        copied = _progress.Progress(progress_path, "copy", sum(entry.size for entry in wanted), len(wanted))
         with origin.opened(staging) as give:
-            for entry in wanted:
+            for number, entry in enumerate(wanted):
                 target = os.path.join(staging, entry.path)
                 _manifest.make_folder(os.path.dirname(target))
-                give(entry, target)
+                with _told(copied, sum(other.size for other in wanted[:number]), number, entry, target):
+                    give(entry, target)
+        copied.update(sum(entry.size for entry in wanted), [], len(wanted))
     # A linked file has the stamp of the one it was linked from: what was hashed above is not hashed again.
     remembered = {result.path: (result.stamp or []) + [result.sha256] for result in report.files if result.path in here and result.sha256}
     remembered.update(staged)
-    found = verify(staging, entries, weights_format, remembered=remembered)
+    hashed = _progress.Progress(progress_path, "hash")
+    found = verify(staging, entries, weights_format, remembered=remembered, report=hashed.report)
+    hashed.finish()
     if not found.ok:
         text = complaint(
             staging,
@@ -521,7 +579,7 @@ def remove(path: str, marker: str, look_only: bool = False) -> tuple[bool, list[
 
     Returns ``(changed, lines of what was there)``.
     """
-    names = (path, staging_of(path), path + ".old", job_of(path), document_of(path), marker)
+    names = (path, staging_of(path), path + ".old", job_of(path), document_of(path), path + ".config.json", marker)
     mine = [name for name in names if name and os.path.lexists(name)] + _document_halves(path)
     before = listing(path)
     if look_only or not mine:
@@ -556,7 +614,7 @@ def purge(base: str, look_only: bool = False) -> tuple[bool, list[str]]:
         before.extend("{0}/{1}".format(os.path.relpath(root, os.path.realpath(base)), line) for line in lines)
     for folder in [base] + [os.path.join(base, name) for name in (sorted(os.listdir(base)) if os.path.isdir(base) else [])]:
         for name in sorted(os.listdir(folder)) if os.path.isdir(folder) and not os.path.islink(folder) else []:
-            if name.endswith((".part", ".old", ".job")):
+            if name.endswith((".part", ".old", ".job", ".config.json")):
                 changed = True
                 if not look_only:
                     _remove(os.path.join(folder, name))

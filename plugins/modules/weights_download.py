@@ -240,15 +240,6 @@ from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMEr
 LINGER_S = 2.0
 
 
-class Pending(Exception):
-    """The job works on; ``state`` is what is known about it."""
-
-    def __init__(self, state: _jobs.State, mine: bool) -> None:
-        super().__init__()
-        self.state = state
-        self.mine = mine
-
-
 def source_of(params: dict) -> dict:
     """The source as the library wants it: what was given, and nothing else."""
     return {name: value for name, value in params["source"].items() if value not in (None, [], "")}
@@ -287,7 +278,7 @@ def work(params: dict, folder: str, entry: str, arguments: dict) -> dict:
         if mine and same and not seen.running:
             return _jobs.value_of(folder, seen)
         if params["detach"]:
-            raise Pending(seen, mine and same)
+            raise _jobs.Pending(seen, mine and same)
         if not mine and seen.running and time.monotonic() >= deadline:
             raise LLMError(
                 "{0}: another download is at work there: {1}. Wait for its end, or end it (kill {2}), and run again".format(
@@ -424,10 +415,8 @@ def main() -> None:
     act = listed if module.params["state"] == "listed" else fetched
     try:
         module.exit_json(**dict(act(module, path), seconds=round(time.monotonic() - begin, 3)))
-    except Pending as pending:
-        state = pending.state
-        job = {"nonce": state.nonce, "running": state.running, "mine": pending.mine, "who": state.who(), "progress": state.progress}
-        module.exit_json(changed=False, job=job)
+    except _jobs.Pending as pending:
+        module.exit_json(changed=False, job=pending.as_dict())
     except (LLMError, OSError) as exc:
         module.fail_json(msg=str(exc))
 

@@ -110,6 +110,14 @@ options:
     description: Longest wait for another writer of the same model, in seconds.
     type: int
     default: 1800
+  detach:
+    description: Whether to return while a job works. Filled in on the controller; not for use in playbooks.
+    type: bool
+    default: false
+  job:
+    description: The job that is waited for. Filled in on the controller; not for use in playbooks.
+    type: str
+    default: ""
 attributes:
   check_mode:
     description: Verifies what is there, the space, and that a local source exists; asks no network.
@@ -177,15 +185,28 @@ seconds:
   description: Time taken, in seconds.
   returned: when state is present
   type: float
+job:
+  description: The job, while it works.
+  returned: with detach only
+  type: dict
 """
 
+import hashlib
+import json
 import os
+import shutil
 import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _manifest, _weights
+from ansible_collections.ironserve.llm.plugins.module_utils import _jobs, _manifest, _weights
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+
+#: Sets larger than this are put in place by a job, so that somebody can be told how far it is.
+JOB_BYTES = 2 << 30
+
+#: How long a call waits for the end of a job, in seconds.
+LINGER_S = 2.0
 
 
 def lines(items: list[str]) -> str:
@@ -193,39 +214,63 @@ def lines(items: list[str]) -> str:
     return "".join(item + "\n" for item in items)
 
 
+def followed(path: str, arguments: dict, nonce: str) -> dict:
+    """Have a job place the weights; ``nonce`` names the one an earlier call started. Raises Pending while it works."""
+    folder = path + ".place.job"
+    identity = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode("utf-8")).hexdigest()
+    state = _jobs.look(folder)
+    if not nonce or state.nonce != nonce:
+        _manifest.make_folder(os.path.dirname(folder))
+        state = _jobs.start(folder, identity, "placing of {0}".format(path), "_weights.place_job", arguments)
+    mine = state.identity == identity
+    seen = _jobs.wait(folder, state.nonce, LINGER_S)
+    if seen.running or not mine or seen.nonce != state.nonce:
+        raise _jobs.Pending(seen, mine and seen.nonce == state.nonce)
+    value = _jobs.value_of(folder, seen)
+    shutil.rmtree(folder, ignore_errors=True)
+    return value
+
+
 def present(module: AnsibleModule, path: str, marker: str) -> dict:
     """Put the weights in place and say what was done."""
     params = module.params
     start = time.monotonic()
     entries = _manifest.parse_manifest(params["manifest"])
-    placed = _weights.place(
-        path,
-        entries,
-        params["format"],
-        params["source"],
-        marker,
-        params["margin_mib"] << 20,
-        params["deep"],
-        module.check_mode,
-        params["lock_timeout"],
-        params["source_about"],
-        params["computed"],
-    )
-    fetched = set(placed.fetched)
-    return {
-        "changed": placed.changed,
+    arguments = {
         "path": path,
-        "manifest_id": placed.report.manifest_id,
+        "weights_format": params["format"],
+        "source": params["source"],
+        "marker": marker,
+        "margin": params["margin_mib"] << 20,
+        "deep": params["deep"],
+        "look_only": module.check_mode,
+        "wait_s": params["lock_timeout"],
+        "source_about": params["source_about"],
+        "computed": params["computed"],
+    }
+    known = _manifest.read_marker(marker, path, _manifest.manifest_id(entries))["files"] if marker and not params["deep"] else {}
+    large = sum(entry.size for entry in entries) >= JOB_BYTES and not _manifest.unchanged(path, entries, known)
+    if params["detach"] and not module.check_mode and (params["job"] or large):
+        placed = followed(path, dict(arguments, manifest=params["manifest"]), params["job"])
+    else:
+        placed = _weights.place(entries=entries, **arguments).as_dict()
+    fetched = set(placed["fetched"])
+    return {
+        "changed": placed["changed"],
+        "path": path,
+        "manifest_id": placed["manifest_id"],
         "manifest_file": _weights.document_of(path),
-        "fetched": placed.fetched,
+        "fetched": placed["fetched"],
         "fetched_bytes": sum(entry.size for entry in entries if entry.path in fetched),
-        "kept": placed.kept,
+        "kept": placed["kept"],
         "seconds": round(time.monotonic() - start, 3),
         "diff": {
             "before_header": path,
             "after_header": path,
-            "before": lines(placed.before),
-            "after": lines(["{0} {1}".format(entry.path, entry.size) for entry in entries]) if placed.changed else lines(placed.before),
+            "before": lines(placed["before"]),
+            "after": lines(["{0} {1}".format(entry.path, entry.size) for entry in entries])
+            if placed["changed"]
+            else lines(placed["before"]),
         },
     }
 
@@ -283,6 +328,8 @@ def main() -> None:
             "deep": {"type": "bool", "default": False},
             "margin_mib": {"type": "int", "default": 512},
             "lock_timeout": {"type": "int", "default": 1800},
+            "detach": {"type": "bool", "default": False},
+            "job": {"type": "str", "default": ""},
         },
         required_if=[("state", "present", ["manifest", "format", "source"])],
         supports_check_mode=True,
@@ -292,6 +339,8 @@ def main() -> None:
     work = present if module.params["state"] == "present" else absent
     try:
         module.exit_json(**work(module, path, marker))
+    except _jobs.Pending as pending:
+        module.exit_json(changed=False, job=pending.as_dict())
     except (LLMError, OSError) as exc:
         module.fail_json(msg=str(exc))
 

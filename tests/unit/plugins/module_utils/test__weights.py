@@ -9,17 +9,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import stat
 import sys
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
 from faults.tiny_gguf import tiny_gguf
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _manifest, _structure, _weights
+from ansible_collections.ironserve.llm.plugins.module_utils import _manifest, _progress, _structure, _weights
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 ONE, TWO = tiny_gguf(("a.weight",)), tiny_gguf(("b.weight",), fill=0x33)
@@ -483,3 +485,39 @@ def test_links_in_the_staging_directory_go_and_what_they_lead_to_stays(site, tmp
     (site.part / "sub").symlink_to(outside)
     site.put()
     assert (outside / "two.gguf").read_bytes() == b"mine" and site.content() == FILES
+
+
+def test_progress_is_told_while_files_are_copied_and_hashed(site, tmp_path, monkeypatch):
+    seen = []
+    path = str(tmp_path / "progress.json")
+
+    def slow(source, target):
+        with open(source, "rb") as read, open(target, "wb") as write:
+            data = read.read()
+            write.write(data[:50])
+            write.flush()
+            # the half is told before the other half comes
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                state = _progress.read(path)
+                if state.get("phase") == "copy" and target.endswith(state["files"][0]) and state["done_bytes"] % len(ONE) == 50:
+                    seen.append(state)
+                    break
+                time.sleep(0.02)
+            write.write(data[50:])
+
+    monkeypatch.setattr(_weights, "_copy", slow)
+    site.put(progress_path=path)
+    total = len(ONE) + len(TWO)
+    assert (seen[0]["files"], seen[0]["done_bytes"], seen[0]["total_bytes"], seen[0]["files_done"]) == (["one.gguf"], 50, total, 0)
+    assert (seen[1]["files"], seen[1]["done_bytes"], seen[1]["files_done"]) == (["sub/two.gguf"], len(ONE) + 50, 1)
+    assert _progress.read(path)["phase"] == "hash" and _progress.read(path)["done_bytes"] == total
+
+
+def test_a_job_places_as_a_call_does(site):
+    arguments = {"path": str(site.path), "weights_format": "gguf", "source": {"kind": "directory", "path": str(site.origin)}}
+    manifest = [{"path": item.path, "size": item.size, "sha256": item.sha256} for item in site.entries]
+    value = _weights.place_job(dict(arguments, manifest=manifest), "", "")
+    assert (value["changed"], value["fetched"], value["kept"]) == (True, ["one.gguf", "sub/two.gguf"], [])
+    assert value["manifest_id"] == _manifest.manifest_id(site.entries) and site.content() == FILES
+    assert json.loads(json.dumps(value)) == value

@@ -11,10 +11,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from faults.tiny_gguf import tiny_gguf
+
+from ansible_collections.ironserve.llm.plugins.modules import weights_files
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -121,3 +124,30 @@ def test_bad_arguments_are_one_message_and_no_traceback(site, more, says):
     code, result = site.present(**more)
     assert code == 1 and says in result["msg"] and "Traceback" not in result["msg"]
     assert not site.path.exists()
+
+
+def test_a_large_set_is_placed_by_a_job_that_is_waited_for(site, run_module, monkeypatch):
+    monkeypatch.setattr(weights_files, "JOB_BYTES", 1)
+    monkeypatch.setattr(weights_files, "LINGER_S", 0.0)
+    arguments = {"source": {"kind": "directory", "path": str(site.origin)}, "manifest": manifest(GOOD), "format": "gguf"}
+    arguments.update(path=str(site.path), marker=str(site.marker), detach=True)
+    answer = run_module(weights_files, arguments)
+    assert answer["job"]["mine"] and not answer["changed"] and "placing of" in answer["job"]["who"]
+    nonce, looks = answer["job"]["nonce"], 0
+    while "job" in answer:
+        looks += 1
+        assert looks < 1000 and answer["job"]["nonce"] == nonce
+        time.sleep(0.02)
+        answer = run_module(weights_files, dict(arguments, job=nonce))
+    assert (answer["changed"], answer["fetched"]) == (True, ["one.gguf", "sub/two.gguf"])
+    assert sorted(os.listdir(site.path.parent)) == ["q", "q.manifest.json"]
+    # nothing is left to do, so no job either
+    assert run_module(weights_files, arguments)["changed"] is False
+
+
+def test_a_job_that_fails_is_one_message(site, run_module, monkeypatch):
+    monkeypatch.setattr(weights_files, "JOB_BYTES", 1)
+    arguments = {"source": {"kind": "directory", "path": "/nonexistent"}, "manifest": manifest(GOOD), "format": "gguf"}
+    monkeypatch.setattr(weights_files, "LINGER_S", 30.0)
+    answer = run_module(weights_files, dict(arguments, path=str(site.path), detach=True))
+    assert answer["failed"] and answer["msg"].startswith("/nonexistent: source directory of the weights")
