@@ -106,7 +106,7 @@ class Site:
         play(self.path / name, **dict({"cards": CARDS}, **played))
         self.hosts[name] = {"ansible_connection": "local", "accelerator_root": str(self.path / name)}
 
-    def preflight(self, *arguments: str, group: str = "llm_nodes") -> tuple[int, str, dict]:
+    def preflight(self, *arguments: str, group: str = "llm_nodes", playbook: str = "playbooks/preflight.yml") -> tuple[int, str, dict]:
         """Run the playbook; returns its exit status, what it printed, and the report (empty where it wrote none)."""
         inventory = {
             "all": {
@@ -123,7 +123,7 @@ class Site:
         (self.path / "inventory/hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
         report = self.path / "report.json"
         report.unlink(missing_ok=True)
-        command = [str(Path(sys.executable).with_name("ansible-playbook")), "playbooks/preflight.yml", "-i", str(self.path / "inventory")]
+        command = [str(Path(sys.executable).with_name("ansible-playbook")), playbook, "-i", str(self.path / "inventory")]
         environment = {
             **os.environ,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
@@ -266,6 +266,23 @@ def test_a_host_that_is_away_ends_with_2(tmp_path):
     site.hosts["node01"] = {"ansible_connection": "ssh", "ansible_host": "192.0.2.10"}
     status, printed, report = site.preflight()
     assert (status, report["status"], report["verdict"]) == (2, 2, "could not tell"), printed
+
+
+def test_the_role_itself_stops_where_a_check_is_not_good(tmp_path):
+    site = Site(tmp_path)
+    site.add("node01")
+    site.add("node02", cards=[CARDS[0], CARDS[1].replace("ok", "fault")])
+    playbook = tmp_path / "deploy.yml"
+    playbook.write_text(
+        "- hosts: llm_nodes\n  gather_facts: false\n  roles:\n    - {role: ironserve.llm.catalog, catalog_model: ''}\n"
+        "    - ironserve.llm.accelerator\n  tasks: [{ansible.builtin.debug: {msg: 'goes on with {{ accelerator_out.cards | length }} cards'}}]\n",
+        encoding="utf-8",
+    )
+    status, printed, _report = site.preflight(playbook=str(playbook))
+    assert status == 2, printed
+    assert printed.count("goes on with 2 cards") == 1
+    assert "node02 is not fit to serve:" in printed and "fault: 0000:02:00.0" in printed
+    assert "unreachable=0    failed=0" in [line for line in printed.splitlines() if line.startswith("node01 ")][0]
 
 
 def test_a_fleet_without_cards_is_no_good_news(tmp_path):
