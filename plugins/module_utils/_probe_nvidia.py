@@ -210,12 +210,11 @@ def _find_places(vendor: Vendor, gpus: list[Gpu], lost: list[Lost], listed: list
         without[0].address = left[0]
     # The tool counts by PCI address. A lost card gets the number of its place, unless that is another's.
     order = sorted(item.address for item in everyone if item.address)
-    by_place = all(not gpu.address or order.index(gpu.address) == gpu.index for gpu in gpus)
     for item in lost:
         if item.index is None or item.index in [gpu.index for gpu in gpus]:
             used = [other.index for other in everyone if other is not item]
             free = [number for number in range(len(everyone)) if number not in used]
-            place = order.index(item.address) if by_place and item.address else -1
+            place = order.index(item.address) if item.address else -1
             item.index = place if place in free else free[0]
 
 

@@ -260,10 +260,11 @@ def test_lost_card_at_the_ends_gets_its_number_by_its_place(probe, index):
     assert found.cards[index].health == "fault"
 
 
-def test_two_lost_cards(probe):
+@pytest.mark.parametrize("order", [(2, 5), (5, 2)])
+def test_two_lost_cards(probe, order):
     host = several()
     lose(host, 2, "")
-    message = "".join("Unable to determine the device handle for GPU {0}: Unknown Error\n".format(ADDRESSES[index]) for index in (2, 5))
+    message = "".join("Unable to determine the device handle for GPU {0}: Unknown Error\n".format(ADDRESSES[index]) for index in order)
     lose(host, 5, message)
     found = probe(host)
     assert [(card.index, card.id) for card in found.cards] == list(enumerate(ADDRESSES))
