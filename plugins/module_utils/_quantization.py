@@ -282,7 +282,7 @@ def _units(linears: dict[str, Linear], runtime: _Runtime, findings: list[Finding
             absent = []
         if absent:
             some = next(iter(parts.values()))
-            text = "{0} is there and {1} is not: the engine joins them to {2}".format(" and ".join(parts), " and ".join(absent), whole)
+            text = "has {0} without {1}, and the engine joins them to {2}".format(" and ".join(parts), " and ".join(absent), whole)
             findings.append(Finding("incomplete", parent, some.shard, text))
         held = [part for part in FUSED[whole] if part in parts]
         name = whole if len(held) > 1 else held[0]
@@ -681,14 +681,18 @@ def judge(
     if wanted != "auto" and wanted != method:
         text = "the engine is told {0}, and the weights say {1}".format(wanted, method or "nothing")
         findings.append(Finding("wrong_method", "", DESCRIPTION if wanted == "ascend" else "config.json", text))
-    if method == "ascend":
+    if any(finding.check == "unknown_layout" for finding in findings):
+        # every other line would be about matrices that were not understood
+        findings = [finding for finding in findings if finding.check == "unknown_layout"]
+        notes.append("quantization 'none' leaves this judgement out")
+    elif method == "ascend":
         judge_ascend(config, described or {}, tensors, findings)
     elif method == "compressed-tensors":
         judge_compressed(config, block or {}, tensors, findings, notes)
     elif method == "fp8":
         judge_fp8(tensors, findings, notes)
     elif method:
-        text = "quant_method is {0!r}, which this collection cannot hold against the tensors".format(method)
+        text = "quant_method is {0!r}, which this collection cannot hold against the tensors; 'none' leaves this out".format(method)
         findings.append(Finding("unknown_method", "", "config.json", text))
     elif quantized:
         _nothing_said(quantized, names, findings)
@@ -699,7 +703,8 @@ def judge(
                     linear.weight.dtype, ", ".join(linear.scales)
                 )
                 findings.append(Finding("scale_stray", linear.name, linear.shard, text))
-    _check_layers(config, linears, findings, notes)
+    if not any(finding.check == "unknown_layout" for finding in findings):
+        _check_layers(config, linears, findings, notes)
     return Verdict(
         method,
         _lines(findings),

@@ -326,7 +326,7 @@ def test_an_expert_that_differs_from_the_others_is_found(case):
         ("layers.3.self_attn.o_proj", "layers.3: incomplete: is full_attention and lacks self_attn.o_proj"),
         ("layers.0.mlp.experts.1.", "layers.0.mlp.experts: incomplete: 1 of 2 experts are not there, first 1"),
         ("layers.0.mlp.experts.1.up_proj", "layers.0.mlp.experts.1: incomplete: lacks up_proj"),
-        ("layers.0.mlp.shared_expert.up_proj", "layers.0.mlp.shared_expert: incomplete: gate_proj is there and up_proj is not"),
+        ("layers.0.mlp.shared_expert.up_proj", "layers.0.mlp.shared_expert: incomplete: has gate_proj without up_proj"),
     ],
 )
 def test_what_the_config_promises_must_be_there(case, gone, says):
@@ -373,9 +373,29 @@ def test_a_layout_that_is_not_known_is_never_good(case, name, about):
     tiny_w8a8.BYTES.setdefault("U8", 1)
     tiny_w8a8.BYTES.setdefault("I32", 4)
     case.tensors[name] = about
+    assert name.rpartition(".")[0] in only(case.judge(), "unknown_layout")
+
+
+def test_four_bit_weights_are_said_to_be_unknown_and_nothing_else(case):
+    tiny_w8a8.BYTES.setdefault("I32", 4)
+    packed = {}
+    for name, about in case.tensors.items():
+        if about[0] == "I8":
+            packed[name + "_packed"] = ("I32", (about[1][0], about[1][1] // 4))
+        else:
+            packed[name] = about
+    case.tensors, case.block["format"] = packed, "pack-quantized"
+    assert "has weight_packed, which this collection cannot judge (67 more" in only(case.judge(), "unknown_layout")
+
+
+def test_parts_that_some_models_have_alone_are_not_missed():
+    case = Case(tiny_w8a8.DENSE)
+    case.tensors = {name: about for name, about in case.tensors.items() if ".mlp.gate_proj" not in name}
+    assert case.judge().problems == []
+    case.tensors = {name: about for name, about in case.tensors.items() if "3.self_attn.k_proj" not in name}
     verdict = case.judge()
-    assert "unknown_layout" in verdict.checks
-    assert any(name.rpartition(".")[0] in line for line in verdict.problems if "unknown_layout" in line)
+    assert verdict.checks == ["incomplete"]
+    assert any("3.self_attn: incomplete: has q_proj and v_proj without k_proj" in line for line in verdict.problems)
 
 
 # ---- the block itself
