@@ -283,6 +283,7 @@ def test_a_host_that_serves_is_left_alone(fleet):
     fleet.offer("driver")
     with fleet.hosts["h1"].engine(["ironserve-c0", "ironserve-c3"]):
         said = fleet.run(rc=2)
+    assert "h1: nothing was installed: REFUSE driver 25.5.1: to install (not installed), but " in said
     assert "this collection's replicas run here (ironserve-c0, ironserve-c3); drain them from the gateway and stop them" in said
     assert fleet.order() == []
 
