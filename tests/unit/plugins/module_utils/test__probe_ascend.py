@@ -389,6 +389,16 @@ def test_two_npus_with_one_address():
     assert "card_identity" in [check.name for check in preflight(found, 8, 1, {}) if not check.good]
 
 
+@pytest.mark.parametrize(
+    ("other", "words"), [(None, "; listed without an address: NPU 1, chip 0"), ("0000:c1:00.0", "; listed for several NPUs: 0000:c1:00.0")]
+)
+def test_card_without_an_address_of_its_own_that_the_bus_has_not_either(other, words):
+    function = {"device": "0xd802", "driver": ascend.DRIVER}
+    found = _probe_ascend.bus_checks({(0, 0): "0000:c1:00.0", (1, 0): other}, {"0000:c1:00.0": function}, {})
+    assert [(check.name, check.status) for check in found] == [("cards_on_bus", "fail")]
+    assert found[0].detail.endswith("only on the bus: none; only in npu-smi: none" + words)
+
+
 def test_listings_that_contradict_each_other():
     table, mapped = (
         [(0, 0), (0, 1), (1, 0)],
