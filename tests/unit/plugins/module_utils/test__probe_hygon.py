@@ -386,7 +386,7 @@ def test_driver_version(look, loaded, said, status):
     ("files", "version"),
     [
         ({"/opt/dtk/.info/rocm_version": "\n26.04\n", "/opt/dtk/.dtk_version": "DTK-26.04-rc4\n"}, "26.04"),
-        ({"/opt/dtk/.info/version-dev": "25.04.1\n"}, "25.04.1"),
+        ({"/opt/dtk/.info/version-dev": "25.04.1\nbuild 7\n"}, "25.04.1"),
         ({"/opt/dtk/.info/rocm_version": "\n", "/opt/dtk/.dtk_version": "DTK-26.04-rc4\n"}, "DTK-26.04-rc4"),
         ({}, None),
     ],
