@@ -10,7 +10,7 @@ entries without a word), redirects of large files to a store on another address,
     with Hub() as hub:
         hub.repo("org/model", {"config.json": b"{}", "model.safetensors": data})
         hub.fault("model.safetensors", status=503, times=2)
-        ...  # endpoint=hub.url for both clients, hub.url + "/mirror/org/model" for the mirror
+        ...  # endpoint=hub.url for both clients, hub.url + "/mirror/org/model" for the mirror, "/moved/..." for one that redirects
 """
 
 from __future__ import annotations
@@ -167,6 +167,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self.hugging_face_list("/".join(parts[2:4]), parts[5])
         if parts[2:3] == ["resolve"]:
             return self.hugging_face_file("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
+        if parts[0] == "moved":
+            name, path = "/".join(parts[1:3]), "/".join(parts[3:])
+            commit, files = self.lookup(name, "master")
+            return self.redirect(name, commit, path, files[path])
         if parts[0] == "mirror":
             return self.give("/".join(parts[3:]), self.lookup("/".join(parts[1:3]), "master"), True)
         return self.error(404)

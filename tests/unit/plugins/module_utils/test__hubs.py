@@ -188,6 +188,13 @@ def test_a_token_goes_to_the_hub_and_to_nobody_else(site, kind):
             assert b"canary" not in (open(os.path.join(folder, name), "rb").read())
 
 
+def test_a_mirror_that_sends_us_elsewhere_keeps_the_token_to_itself(site):
+    site.hub.token = "hf_canary_4711"
+    site.fetch("http", token="hf_canary_4711", about={"url": f"{site.hub.url}/moved/{NAME}"})
+    assert site.content() == WANTED
+    assert {(item.path.split("/")[1], item.token) for item in site.hub.requests} == {("moved", "hf_canary_4711"), ("store", "")}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wrong_token_is_said_and_never_shown(site, kind, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "right")

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import signal
 import stat
@@ -171,8 +173,19 @@ def test_an_old_result_is_not_the_one_of_a_new_start(folder, tmp_path):
     _jobs.wait(folder, state.nonce, 30)
     state = begin(folder, "hold", {"ready": str(tmp_path / "ready"), "go": str(tmp_path / "go")})
     assert _jobs.look(folder).result == {}
+    deadline = time.monotonic() + 30
+    while not os.path.exists(tmp_path / "ready") and time.monotonic() < deadline:
+        time.sleep(0.01)
     os.kill(state.pid, signal.SIGKILL)
-    assert _jobs.wait(folder, state.nonce, 30).result == {}
+    ended = _jobs.wait(folder, state.nonce, 30)
+    assert ended.result == {}
+    with open(os.path.join(folder, "result.json"), "w", encoding="utf-8") as handle:
+        json.dump({"ok": True, "value": 1, "nonce": "an older one"}, handle)
+    assert _jobs.look(folder).result == {}
+    # nor is its progress
+    assert ended.progress["done_bytes"] == 40
+    state = begin(folder, "echo")
+    assert _jobs.wait(folder, state.nonce, 30).progress == {}
 
 
 def test_idle_waits_for_a_job_and_then_names_it(folder, held):
@@ -189,14 +202,23 @@ def test_idle_waits_for_a_job_and_then_names_it(folder, held):
         assert not os.path.exists(folder + ".none")
 
 
-def test_a_lock_of_a_folder_that_was_removed_is_no_lock(folder):
+def test_a_lock_of_a_folder_that_was_removed_meanwhile_is_no_lock(folder, monkeypatch):
     os.makedirs(folder)
-    first = _jobs._try_lock(folder)
-    os.unlink(os.path.join(folder, "lock"))
-    second = _jobs._try_lock(folder)
-    assert second is not None and os.fstat(second).st_ino != os.fstat(first).st_ino
-    os.close(first)
-    os.close(second)
+    path, real, calls = os.path.join(folder, "lock"), fcntl.flock, []
+
+    def flock(number, how):
+        # whoever had the lock removes the folder between the opening and the locking, and somebody else makes it anew
+        if not calls:
+            os.rename(path, path + ".gone")
+            with open(path, "w"):
+                pass
+        calls.append(how)
+        real(number, how)
+
+    monkeypatch.setattr(_jobs.fcntl, "flock", flock)
+    number = _jobs._try_lock(folder)
+    assert len(calls) == 2 and os.fstat(number).st_ino == os.stat(path).st_ino
+    os.close(number)
 
 
 def test_many_starts_at_once_make_one_job(folder, tmp_path):

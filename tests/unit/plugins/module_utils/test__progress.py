@@ -59,6 +59,11 @@ def test_standing_still_is_told_instead_of_an_old_rate(clock):
     progress.update(400, ["a"])
     assert progress.snapshot["idle_s"] == 20
     assert _progress.line(progress.snapshot) == "downloading a, 40 % of 1.0 kB, nothing came for 20 s"
+    clock.now += 20
+    progress.update(400, ["a"])
+    clock.now += 1
+    progress.update(400, ["a"])
+    assert progress.snapshot["rate_bytes_s"] is None
 
 
 def test_a_file_is_not_written_more_often_than_the_interval(tmp_path, clock):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -74,26 +73,20 @@ def site(tmp_path):
         yield Site(tmp_path, hub)
 
 
-@pytest.mark.parametrize("kind", ["modelscope", "huggingface"])
-def test_a_recipe_without_files_takes_the_list_of_the_hub_once(site, kind):
-    source = {"kind": kind, "repo": NAME, "endpoint": site.hub.url}
+def test_from_the_hub_to_nothing_left(site):
+    """A recipe without files takes the hub's list once; wrong bytes never touch what serves; absent leaves nothing."""
+    source = {"kind": "modelscope", "repo": NAME, "endpoint": site.hub.url}
     said = site.play(source)
     assert site.content() == FILES
     document = _manifest.read_document(str(site.weights()) + ".manifest.json")
     assert document["source"]["commit"] == site.hub.commit and document["manifest_id"] in said
+    assert sorted(path.name for path in site.weights().parent.iterdir()) == ["v", "v.manifest.json"]
     # The branch moves, the hub goes away: what was listed is the recipe, and nobody is asked.
     site.hub.repo(NAME, NEWER)
-    asked = len(site.hub.requests)
+    asked, inode = len(site.hub.requests), (site.weights() / "model.gguf").stat().st_ino
     said = site.play(source, weights_offline=True)
     assert "changed=0" in said and site.content() == FILES and len(site.hub.requests) == asked
-    assert sorted(path.name for path in site.weights().parent.iterdir()) == ["v", "v.manifest.json"]
-
-
-def test_wrong_bytes_are_refused_and_the_weights_that_serve_stay(site):
-    source = {"kind": "modelscope", "repo": NAME, "endpoint": site.hub.url}
-    site.play(source)
-    inode = (site.weights() / "model.gguf").stat().st_ino
-    site.hub.repo(NAME, NEWER)
+    # The new list is taken when asked for, but the hub gives wrong bytes for it.
     site.hub.fault("model.gguf", flip=True)
     said = site.play(source, weights_refresh=True, fails=True)
     assert "model.gguf: modelscope org/model at master" in said and "delivered wrong bytes" in said
@@ -101,6 +94,16 @@ def test_wrong_bytes_are_refused_and_the_weights_that_serve_stay(site):
     site.hub.faults.clear()
     site.play(source)
     assert site.content() == NEWER
+    site.play(source, weights_state="absent", weights_keep_downloads=False)
+    assert not (site.folder / "one" / "weights").exists() and not (site.folder / "cache" / "weights").exists()
+
+
+def test_small_files_without_a_digest_are_marked(site):
+    site.play({"kind": "huggingface", "repo": NAME, "endpoint": site.hub.url})
+    assert site.content() == FILES
+    document = _manifest.read_document(str(site.weights()) + ".manifest.json")
+    assert {item["path"]: item["origin"] for item in document["files"]} == dict.fromkeys(FILES, "computed")
+    assert document["source"]["commit"] == site.hub.commit
 
 
 def test_a_mirror_and_then_another_host(site):
@@ -109,21 +112,5 @@ def test_a_mirror_and_then_another_host(site):
     assert site.content("one") == FILES
     sent = site.hub.sent("model.gguf")
     # Their directories differ here, for both are this machine.
-    source = {"kind": "host", "host": "one", "path": str(site.weights("one"))}
-    said = site.play(source, FILES, host="two")
+    said = site.play({"kind": "host", "host": "one", "path": str(site.weights("one"))}, FILES, host="two")
     assert site.content("two") == FILES and site.hub.sent("model.gguf") == sent, said
-    (site.weights("one") / "model.gguf").chmod(0o644)
-    with open(site.weights("one") / "model.gguf", "r+b") as handle:
-        handle.seek(-4, 2)
-        handle.write(struct.pack("<I", 7))
-    for path in (site.folder / "two").rglob("*.gguf"):
-        path.unlink()
-    said = site.play(source, FILES, host="two", fails=True)
-    assert "model.gguf: wrong_sha256" in said and not (site.weights("two") / "model.gguf").exists()
-
-
-def test_absent_leaves_nothing(site):
-    source = {"kind": "modelscope", "repo": NAME, "endpoint": site.hub.url}
-    site.play(source)
-    site.play(source, weights_state="absent", weights_keep_downloads=False)
-    assert not (site.folder / "one" / "weights").exists() and not (site.folder / "cache" / "weights").exists()
