@@ -29,6 +29,7 @@ def result(host, *checks, platform="acme"):
         (["node9", "node10", "node11"], "node[9-11]"),
         (["node08", "node09", "node10", "node11"], "node[08-11]"),
         (["node1", "node01"], "node1, node01"),
+        (["node0", "node9", "node10"], "node[0,9-10]"),
         (["k100-01"], "k100-01"),
         (["a1.example.com", "a2.example.com", "b7.example.com"], "a[1-2].example.com, b7.example.com"),
         (["rack1-node3", "rack1-node4", "rack2-node3"], "rack1-node[3-4], rack2-node3"),
