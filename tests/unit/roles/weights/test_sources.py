@@ -80,6 +80,7 @@ def test_from_the_hub_to_nothing_left(site):
     assert site.content() == FILES
     document = _manifest.read_document(str(site.weights()) + ".manifest.json")
     assert document["source"]["commit"] == site.hub.commit and document["manifest_id"] in said
+    assert "m/v: 2 of 2 files are to come, 196.00 Bytes, from modelscope org/model;" in said
     assert sorted(path.name for path in site.weights().parent.iterdir()) == ["v", "v.manifest.json"]
     # The branch moves, the hub goes away: what was listed is the recipe, and nobody is asked.
     site.hub.repo(NAME, NEWER)
