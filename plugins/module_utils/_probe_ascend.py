@@ -517,11 +517,12 @@ def board_checks(
 def runtime(vendor: Vendor, root: str) -> tuple[str | None, Check]:
     """Version of CANN on the host, if it is there at all: it usually comes with the image.
 
-    Looks below ``cann`` and ``cann-<version>`` (from 8.5 on), ``ascend-toolkit/latest`` and ``nnae/latest``; the first found counts.
+    Looks below ``cann`` and ``cann-<version>`` (from 8.5 on; the newest first), ``ascend-toolkit/latest`` and ``nnae/latest``; the first found counts.
     """
     newer = [name for name in vendor.names(root) if re.fullmatch(r"cann-[0-9].*", name)]
+    newer.sort(key=lambda name: [int(number) for number in re.findall("[0-9]+", name)], reverse=True)
     found, odd = [], []
-    for place in ["cann"] + newer[::-1] + ["ascend-toolkit/latest", "nnae/latest"]:
+    for place in ["cann"] + newer + ["ascend-toolkit/latest", "nnae/latest"]:
         base = "{0}/{1}".format(root, place)
         folders = [base] + ["{0}/{1}".format(base, name) for name in vendor.names(base) if name.endswith("-linux")]
         files = ["{0}/ascend_{1}_install.info".format(folder, kind) for folder in folders for kind in ("toolkit", "nnae")]

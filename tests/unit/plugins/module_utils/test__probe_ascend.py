@@ -690,7 +690,9 @@ def test_several_cann_and_one_that_is_not_understood():
     cann(host, "ascend_toolkit_install.info__8.5.0__new-cann-path.txt", "/cann-8.5.0/aarch64-linux/ascend_toolkit_install.info")
     found = read(host)
     assert (found.runtime_version, bad(found)) == ("8.5.0", {"runtime_version": "warn"})
-    host.files = {path: text for path, text in host.files.items() if "toolkit" not in path}
+    host.files[ascend.ROOT + "/cann-10.0.0/share/info/runtime/version.info"] = "Version=10.0.0\n"
+    assert read(host).runtime_version == "10.0.0"
+    host.files = {path: text for path, text in host.files.items() if "toolkit" not in path and "10.0.0" not in path}
     host.files[ascend.ROOT + "/cann/share/info/runtime/version.info"] = "new\n"
     found = read(host)
     assert (found.runtime_version, bad(found)) == (None, {"runtime_version": "warn"})
