@@ -517,7 +517,8 @@ def board_checks(
 def runtime(vendor: Vendor, root: str) -> tuple[str | None, Check]:
     """Version of CANN on the host, if it is there at all: it usually comes with the image.
 
-    Looks below ``cann`` and ``cann-<version>`` (from 8.5 on; the newest first), ``ascend-toolkit/latest`` and ``nnae/latest``; the first found counts.
+    Looks below ``cann`` and ``cann-<version>`` (from 8.5 on; the newest first), ``ascend-toolkit/latest`` and ``nnae/latest``. The first
+    that is found counts.
     """
     newer = [name for name in vendor.names(root) if re.fullmatch(r"cann-[0-9].*", name)]
     newer.sort(key=lambda name: [int(number) for number in re.findall("[0-9]+", name)], reverse=True)
