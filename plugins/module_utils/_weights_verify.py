@@ -15,6 +15,7 @@ from typing import Any
 
 from ansible_collections.ironserve.llm.plugins.module_utils import (
     _config_file,
+    _hashing,
     _jobs,
     _manifest,
     _progress,
@@ -54,7 +55,7 @@ def verified(arguments: dict[str, Any], progress_path: str = "") -> dict[str, An
             remember}``, see ``_weights.verify``; ``remember`` says whether the marker may be written.
         progress_path: file for the progress, see ``_progress``; "" for none.
 
-    Returns the result as plain data, with ``complaint`` (one message, empty when all is well) and ``config_path``.
+    Returns the result as plain data, with ``complaint`` (one message, empty when all is well) and what ``config_of`` gives.
     """
     path = arguments["path"]
     entries = _manifest.parse_manifest(arguments["manifest"])
@@ -76,7 +77,7 @@ def verified(arguments: dict[str, Any], progress_path: str = "") -> dict[str, An
     if arguments["remember"]:
         _weights.remember(path, arguments["marker"], report)
     complaint = "" if report.ok else _weights.complaint(path, report, REMEDY)
-    return dict(report.as_dict(), complaint=complaint, config_path=config_of(arguments))
+    return dict(report.as_dict(), complaint=complaint, **config_of(arguments))
 
 
 def job(arguments: dict[str, Any], _secret: str, progress_path: str) -> dict[str, Any]:
@@ -84,12 +85,14 @@ def job(arguments: dict[str, Any], _secret: str, progress_path: str) -> dict[str
     return verified(arguments, progress_path)
 
 
-def config_of(arguments: dict[str, Any]) -> str:
-    """The config the engine will see; "" for formats that have none."""
+def config_of(arguments: dict[str, Any]) -> dict[str, str]:
+    """The config the engine will see, ``{config_path, config_sha256}``; both "" for formats that have none, and the second when it is not there."""
     if arguments["format"] != "safetensors":
-        return ""
+        return {"config_path": "", "config_sha256": ""}
     over = arguments["engine_config"]
-    return over if over and os.path.exists(over) else os.path.join(arguments["path"], "config.json")
+    path = over if over and os.path.exists(over) else os.path.join(arguments["path"], "config.json")
+    digest = _hashing.sha256_of(path)[0] if os.path.isfile(path) else ""
+    return {"config_path": path, "config_sha256": digest}
 
 
 def to_hash(arguments: dict[str, Any]) -> int:
@@ -182,7 +185,7 @@ def without_manifest(arguments: dict[str, Any]) -> dict[str, Any]:
         "needed_bytes": 0,
         "free_bytes": _weights.free_bytes(path),
         "complaint": complaint,
-        "config_path": config_of(arguments),
+        **config_of(arguments),
     }
 
 

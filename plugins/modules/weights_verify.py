@@ -166,6 +166,10 @@ config_path:
   description: The config that the engine must see as C(config.json); empty for a format that has none.
   returned: always
   type: str
+config_sha256:
+  description: SHA-256 digest of RV(config_path), empty when there is no such file.
+  returned: always
+  type: str
 manifest_id:
   description: Identity of the manifest, a SHA-256 over its canonical form, whatever the order of its entries; V(null) without one.
   returned: always

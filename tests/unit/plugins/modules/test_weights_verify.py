@@ -162,6 +162,7 @@ def test_without_a_manifest_bytes_stay_unknown(model, run_module, tmp_path):
     result = judge(model, run_module)
     assert (result["ok"], result["bytes_ok"], result["structure_ok"], result["quantization_ok"]) == (True, None, True, True)
     assert result["manifest_id"] is None and result["config_path"] == str(model / "config.json")
+    assert result["config_sha256"] == hashlib.sha256((model / "config.json").read_bytes()).hexdigest()
     assert {item["path"]: item["verdict"] for item in result["files"]} == {path.name: "ok" for path in model.iterdir()}
     (model / "generation_config.json").unlink()
     result = judge(model, run_module)
@@ -213,6 +214,7 @@ def test_a_config_mounted_over_counts_in_place_of_theirs_and_is_part_of_what_is_
     second = judge(root, run_module, **more)
     # the bytes were good before, and are not read again because a description was wrong
     assert second["ok"] and second["hashed_bytes"] == 0 and second["config_path"] == str(over)
+    assert second["config_sha256"] == hashlib.sha256(over.read_bytes()).hexdigest() != first["config_sha256"]
     with monkeypatch.context() as patch:
         patch.setattr(_structure, "inspect", lambda *args: pytest.fail("read again"))
         assert judge(root, run_module, **more)["quantization_ok"] is True
