@@ -726,6 +726,14 @@ def test_process_of_which_the_mig_device_is_not_told(probe):
     assert check(found, "mig_holders").detail == "GPU 0: on which MIG device is process 12250 is not told"
 
 
+@pytest.mark.parametrize("name", [played.MASKED, "MIG-00000001-0000-0000-0000-000000000001"])
+def test_process_that_is_named_by_a_uuid_alone(probe, name):
+    host = recorded("590.48.01__1x-h200-mig", "load")
+    host.edit("apps", "00000000:83:00.0", "[N/A]")
+    host.edit("apps", played.MASKED, name)
+    assert probe(host).cards == MACHINES["590.48.01__1x-h200-mig", "load"]
+
+
 def mixed():
     """Two H200, the second without MIG."""
     host = recorded("590.48.01__1x-h200-mig", "load")
