@@ -5,7 +5,7 @@
 
 """Bring the lab up and down: a gateway node, card nodes and a registry, as containers on this machine.
 
-Usage: lab.py up [--nodes N] [--engine NAME] | lab.py down | lab.py left
+Usage: lab.py up [--nodes N] [--engine NAME] [--played] | lab.py down | lab.py left
 
 ``up`` makes what is missing, replaces what differs and leaves the rest alone; cut short, the next run finishes it.
 ``down`` removes whatever carries the label, the generated key and the generated state; ``left`` names what is still there and
@@ -46,6 +46,9 @@ KEY = LIVE / "ssh_key"
 KNOWN_HOSTS = LIVE / "known_hosts"
 #: Storage of the registry; only blobs and manifests, named by their digests.
 REGISTRY = CACHE / "registry"
+#: Writes the played hosts; where the nodes keep them.
+PLAYED = ROOT / "tests/replay/hosts.py"
+PLAYED_PLACE = "/opt/played"
 #: Where the role host keeps its ledger when it had to install or start a container engine for the lab.
 HOST_STATE = CACHE / "host"
 
@@ -554,10 +557,49 @@ def engine_image(registry: Member, build: str) -> dict[str, str]:
     return known
 
 
+# ---- played hosts
+
+
+def inside(member: Member, *command: str, **options: Any) -> str:
+    """Standard output of a command in a node."""
+    options.setdefault("stdin", subprocess.DEVNULL)
+    return docker("exec", "--interactive", member.container, *command, **options)
+
+
+def players(told: dict[str, Any], nodes: list[Member]) -> dict[str, dict[str, Any]]:
+    """Played host -> the card node it lies on, and its variables. Equal hosts of one vendor go to different nodes, as far as there are any."""
+    names = [member.name for member in nodes]
+    return {name: {"node": names[(host["number"] - 1) % len(names)], "vars": host["vars"]} for name, host in told.items()}
+
+
+def play_hosts(nodes: list[Member]) -> dict[str, dict[str, Any]]:
+    """Write the played hosts onto the card nodes, with their faults as at the start, and let the nodes' engines run."""
+    with scratch("played") as place:
+        told = json.loads(run(sys.executable, str(PLAYED), str(place)))
+        found = players(told, nodes)
+
+        def write(member: Member) -> None:
+            own = [name for name, host in found.items() if host["node"] == member.name]
+            packed = place / f"{member.name}.tar"
+            run("tar", "--owner=0", "--group=0", "-C", str(place), "-cf", str(packed), "--files-from=-", input="\n".join(own))
+            with open(packed, "rb") as file:
+                unpack = f"rm -rf {PLAYED_PLACE} && mkdir -p {PLAYED_PLACE} && tar -C {PLAYED_PLACE} -xf -"
+                inside(member, "sh", "-c", unpack, stdin=file)
+            inside(member, "systemctl", "start", "docker")
+
+        side_by_side(write, nodes)
+    return found
+
+
+def unplay_hosts(nodes: list[Member]) -> None:
+    """Remove played hosts from the nodes. Their engines stay as they are."""
+    side_by_side(lambda member: inside(member, "rm", "-rf", PLAYED_PLACE), nodes)
+
+
 # ---- up, down, left
 
 
-def up(count: int, build: str) -> None:
+def up(count: int, build: str, played: bool) -> None:
     begun = time.monotonic()
     if not engine_answers() or not (shutil.which("debootstrap") or list(CACHE.glob("node-*.tar"))):
         playbook("engine.yml", "--tags", "host")
@@ -582,9 +624,13 @@ def up(count: int, build: str) -> None:
     side_by_side(admit, nodes)
 
     engine = engine_image(registry, build)
+    hosts = play_hosts(nodes[1:]) if played else {}
+    if not played:
+        unplay_hosts(nodes[1:])
     state = {
         "gateway": [nodes[0].name],
         "nodes": [member.name for member in nodes[1:]],
+        "played": hosts,
         "addresses": {member.name: member.address for member in nodes},
         "user": USER,
         "key": str(KEY),
@@ -595,7 +641,7 @@ def up(count: int, build: str) -> None:
     if not STATE.exists() or STATE.read_text(encoding="utf-8") != text:
         write_whole(STATE, lambda file: file.write(text.encode()))
     say(f"up after {time.monotonic() - begun:.1f} s: {', '.join(f'{node.name} {node.address}' for node in nodes)}")
-    say("next: .venv/bin/ansible-playbook site.yml -i inventories/lab")
+    say(f"next: .venv/bin/ansible-playbook {'playbooks/preflight.yml' if played else 'site.yml'} -i inventories/lab")
 
 
 def down() -> None:
@@ -643,7 +689,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=["up", "down", "left"])
     parser.add_argument("--nodes", type=int, default=2, metavar="N", help="card nodes (default: 2)")
-    parser.add_argument("--engine", default="llama_cpp", choices=sorted(engine_builds()), help="engine of the replicas (default: llama_cpp)")
+    parser.add_argument(
+        "--engine", default="llama_cpp", choices=sorted(engine_builds()), help="engine of the replicas (default: llama_cpp)"
+    )
+    parser.add_argument("--played", action="store_true", help="put played hosts of all vendors onto the card nodes, for the preflight")
     arguments = parser.parse_args()
     if not 1 <= arguments.nodes <= 100:
         die(f"--nodes {arguments.nodes}: a lab has 1 to 100 card nodes")
@@ -656,7 +705,7 @@ def main() -> int:
         try:
             require_root()
             if arguments.action == "up":
-                up(arguments.nodes, engine_builds()[arguments.engine])
+                up(arguments.nodes, engine_builds()[arguments.engine], arguments.played)
             elif arguments.action == "down":
                 down()
             else:
