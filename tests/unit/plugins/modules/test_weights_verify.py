@@ -264,6 +264,10 @@ def test_what_must_be_hashed_is_known_from_sizes_and_times(model, tmp_path):
     assert _weights_verify.to_hash(arguments) == total
     (model / files[0]["path"]).unlink()
     assert _weights_verify.to_hash(arguments) == total - files[0]["size"]
+    # a file of the wrong size is wrong already
+    with open(model / files[1]["path"], "ab") as handle:
+        handle.write(b"x")
+    assert _weights_verify.to_hash(arguments) == total - files[0]["size"] - files[1]["size"]
 
 
 @pytest.mark.long
