@@ -843,6 +843,7 @@ def test_product_that_nobody_knows(probe):
     found = probe(host)
     assert found.cards[0].architecture == "unknown"
     assert bad(found) == ["architecture"]
+    assert check(found, "architecture").status == "unknown"
 
 
 def test_link_that_is_down_while_others_have_theirs(probe):
