@@ -18,21 +18,26 @@ STATE = pathlib.Path(__file__).resolve().parents[2] / ".cache/lab/live/lab.json"
 
 
 def inventory(state: dict) -> dict:
-    """The form that Ansible asks of an inventory script."""
+    """The form that Ansible asks of an inventory script. A played host is reached as the node that it lies on."""
+
+    def reach(node: str) -> dict:
+        return {
+            "ansible_host": state["addresses"][node],
+            "ansible_user": state["user"],
+            "ansible_ssh_private_key_file": state["key"],
+            "ansible_ssh_common_args": state["ssh_arguments"],
+            "lab_image": state["image"],
+        }
+
+    played = state.get("played", {})
     return {
         "all": {"children": ["llm_gateway", "llm_nodes"]},
         "llm_gateway": {"hosts": state["gateway"]},
-        "llm_nodes": {"hosts": state["nodes"]},
+        "llm_nodes": {"hosts": [*state["nodes"], *played]},
         "_meta": {
             "hostvars": {
-                name: {
-                    "ansible_host": address,
-                    "ansible_user": state["user"],
-                    "ansible_ssh_private_key_file": state["key"],
-                    "ansible_ssh_common_args": state["ssh_arguments"],
-                    "lab_image": state["image"],
-                }
-                for name, address in state["addresses"].items()
+                **{name: reach(name) for name in state["addresses"]},
+                **{name: {**reach(host["node"]), **host["vars"]} for name, host in played.items()},
             }
         },
     }

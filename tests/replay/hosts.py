@@ -211,7 +211,7 @@ def write(root: pathlib.Path, name: str, faults: dict[str, Any]) -> dict[str, An
 
 
 def variables(name: str, faults: dict[str, Any], cards: int) -> dict[str, Any]:
-    """Inventory variables of a host. Without a model a site cannot be brought onto it; preflight needs none."""
+    """Inventory variables of a host. With an image that nobody pinned a site refuses it before it touches any host; preflight needs none."""
     return {
         "llm_platform": kind_of(name).platform,
         "llm_model": "",
@@ -219,7 +219,8 @@ def variables(name: str, faults: dict[str, Any], cards: int) -> dict[str, Any]:
         "accelerator_expected_cards": cards,
         "replica_count": 0,
         "replica_min_count": 0,
-        "replica_image": {},
+        "replica_image": {"source": "registry"},
+        "accelerator_image_mib": 0,
         # A tool that hangs is waited for in vain.
         **({"accelerator_tool_timeout_s": 3} if faults.get("hang") else {}),
     }

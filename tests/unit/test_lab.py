@@ -16,6 +16,7 @@ import time
 
 import pytest
 from lab import lab
+from replay import hosts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SUBNET = ipaddress.IPv4Network("172.31.77.0/24")
@@ -120,6 +121,45 @@ def test_the_inventory_says_how_to_reach_each_node(tmp_path: pathlib.Path) -> No
     assert told["llm_gateway"]["hosts"] == ["gw"] and told["llm_nodes"]["hosts"] == ["node1"]
     assert told["_meta"]["hostvars"]["node1"]["ansible_host"] == "192.0.2.11"
     assert told["_meta"]["hostvars"]["node1"]["lab_image"] == state["image"]
+
+
+def test_played_hosts_are_reached_as_their_nodes_and_only_while_there_are_any(tmp_path: pathlib.Path) -> None:
+    state = {
+        "gateway": ["gw"],
+        "nodes": ["node1", "node2"],
+        "played": {"k100-02": {"node": "node2", "vars": {"llm_platform": "hygon_k100ai", "accelerator_root": "/opt/played/k100-02"}}},
+        "addresses": {"gw": "192.0.2.10", "node1": "192.0.2.11", "node2": "192.0.2.12"},
+        "user": "llm",
+        "key": "/k",
+        "ssh_arguments": "",
+        "image": {},
+    }
+    live = tmp_path / ".cache/lab/live"
+    live.mkdir(parents=True)
+    (live / "lab.json").write_text(json.dumps(state))
+    told = json.loads(inventory_script(tmp_path).stdout)
+    assert told["llm_nodes"]["hosts"] == ["node1", "node2", "k100-02"]
+    played = told["_meta"]["hostvars"]["k100-02"]
+    assert (played["ansible_host"], played["llm_platform"], played["accelerator_root"]) == (
+        "192.0.2.12",
+        "hygon_k100ai",
+        "/opt/played/k100-02",
+    )
+    assert "accelerator_root" not in told["_meta"]["hostvars"]["node2"]
+    (live / "lab.json").write_text(json.dumps({**state, "played": {}}))
+    assert json.loads(inventory_script(tmp_path).stdout)["llm_nodes"]["hosts"] == ["node1", "node2"]
+
+
+def test_equal_played_hosts_lie_on_different_nodes() -> None:
+    told = {f"k100-0{number}": {"number": number, "vars": {"x": number}} for number in range(1, 5)}
+    found = lab.players(told, lab.node_members(SUBNET, 3)[1:])
+    assert [host["node"] for host in found.values()] == ["node1", "node2", "node3", "node1"]
+    assert found["k100-04"]["vars"] == {"x": 4}
+    assert {host["node"] for host in lab.players(told, lab.node_members(SUBNET, 1)[1:]).values()} == {"node1"}
+
+
+def test_played_hosts_lie_where_their_variables_say() -> None:
+    assert lab.PLAYED_PLACE == hosts.PLACE
 
 
 def test_without_a_lab_the_inventory_says_what_to_do(tmp_path: pathlib.Path) -> None:

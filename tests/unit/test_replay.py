@@ -180,6 +180,17 @@ def test_the_table_for_people_follows_too(roots):
     assert [(process.gpu, process.pid, process.name, process.memory_mib) for process in table.processes] == [(3, 4711, "engine", 140000)]
 
 
+def test_free_memory_is_what_is_neither_used_nor_reserved(roots):
+    _root, told = roots["h200"]
+    cards = [smi.Card(**card) for card in told["cards"]]
+    mine = smi.Container([cards[0].id], 1000 * 2**20, 1.0, [(4711, "engine")])
+    uses = smi.follow(cards, [mine], told["scale"], smi.Faults())
+    said = smi.answer(told, ["--query-gpu=index,memory.used,memory.free,fan.speed", "--format=csv"], uses, smi.Faults())
+    lines = said.out.splitlines()
+    assert lines[0] == "index, memory.used [MiB], memory.free [MiB], fan.speed"
+    assert lines[1:3] == ["0, 140000 MiB, 3157 MiB, [N/A]", "1, 0 MiB, 143157 MiB, [N/A]"] and len(lines) == 9
+
+
 # ---- planted faults
 
 
@@ -206,6 +217,14 @@ def test_a_lost_card_is_missed(probe, kind):
         "h200": {"lost_card": "fail", "card_memory": "fail", "card_health": "fail"},
     }
     assert bad(found) == expected[kind]
+
+
+def test_nvidia_smi_ends_with_15_and_says_which_card_it_cannot_open(roots):
+    _root, told = roots["h200"]
+    cards = [smi.Card(**card) for card in told["cards"]]
+    said = smi.answer(told, ["-L"], smi.follow(cards, [], 1, smi.Faults()), smi.Faults(lost=[3]))
+    assert said.rc == 15 and said.err == "Unable to determine the device handle for GPU3: 0000:5D:00.0: Unknown Error\n"
+    assert [card.index for card in _nvidia_smi.parse_list(said.out)] == [0, 1, 2, 4, 5, 6, 7]
 
 
 def test_a_status_and_what_was_said(probe, kind):
@@ -359,4 +378,5 @@ def test_the_variables_say_where_a_host_lies_and_keep_a_site_off_it(tmp_path):
     for name, host in told.items():
         assert host["vars"]["accelerator_root"] == f"/opt/played/{name}" and (tmp_path / "out" / name).is_dir()
         assert host["vars"]["llm_model"] == "" and host["vars"]["accelerator_expected_cards"] == 8
+        assert host["vars"]["replica_image"] == {"source": "registry"}
     assert told["h200-03"]["number"] == 3
