@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import http.client
@@ -238,7 +239,7 @@ def test_an_abort_frees_what_it_held_wherever_it_is(where: str) -> None:
 
 
 def test_what_was_answered_is_found_by_the_next_turn() -> None:
-    play = Play(prefill_tokens_per_s=1000, block_tokens=4)
+    play = Play(prefill_tokens_per_s=1000, block_tokens=5)
     plan = engine.make_plan(Script(tokens=40), random.Random(5), [{"role": "user", "content": "hello"}], 100, 9)
     turn = [engine.special("user"), Span("hello"), engine.special("end"), engine.special("assistant")]
     asked = Sequence(turn, plan, Script(), random.Random(1), lambda *_args: None)
@@ -247,8 +248,8 @@ def test_what_was_answered_is_found_by_the_next_turn() -> None:
     spans = [*turn, Span(plan.channel("content")), engine.special("end"), engine.special("user"), Span("go on")]
     following = Sequence([*spans, engine.special("end")], Plan(["content"], ["x"], [b"x"]), Script(), random.Random(1), lambda *_args: None)
     play.core.submit(following, 60.0)
-    # 5 tokens of prompt and 40 of answer, in blocks of 4.
-    assert (asked.prompt_tokens, following.cached) == (5, 44)
+    # 5 tokens of prompt and 40 of answer, its end included, in blocks of 5.
+    assert (asked.prompt_tokens, following.cached) == (5, 45)
 
 
 @settings(max_examples=40, deadline=None)
@@ -1010,6 +1011,38 @@ def test_requests_with_two_meanings_are_refused_and_the_connection_closed(engine
                 break
             got += data
     assert got.startswith(b"HTTP/1.1 400 ") and got.count(b"HTTP/1.1") == 1
+
+
+def test_a_head_request_gets_no_body_and_the_connection_goes_on(engines: dict[str, fleet.Engine]) -> None:
+    with socket.create_connection(("127.0.0.1", engines["open"].port), timeout=5) as client:
+        client.sendall(b"HEAD /health HTTP/1.1\r\nHost: x\r\n\r\nGET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        got = b""
+        while b'"}' not in got:
+            got += Seen._more(client)
+    assert re.fullmatch(rb"HTTP/1\.1 405 .*?\r\n\r\nHTTP/1\.1 200 .*\r\n\r\n\{.version.:.0\.32\.0.\}", got, re.S), got
+
+
+def test_a_client_that_goes_after_its_last_token_was_not_cut_off(tmp_path: pathlib.Path) -> None:
+    """The process was late: when the client's going is noticed, its answer was complete."""
+
+    class Gone:
+        peer, first_byte, job = "nobody", 0.0, None
+
+        def answer(self, *_args: object) -> None:
+            """Nobody reads it."""
+
+    async def play() -> engine.Server:
+        server = engine.build(["--truth", str(tmp_path / "truth")])
+        connection = Gone()
+        server._generate(connection, PATH, {}, chat("What is 2 + 2?"), True, None)
+        server._zero -= 10.0
+        connection.job.abort()
+        return server
+
+    server = asyncio.run(play())
+    _start, *records = [json.loads(line) for line in (tmp_path / "truth").read_text().splitlines()]
+    assert [(record["finish"], record["aborted_in"], record["content"]) for record in records] == [("stop", None, "4")]
+    assert (server.metrics.finished["stop"], server.metrics.finished["abort"], len(server.core.running)) == (1, 0, 0)
 
 
 def test_methods_and_old_clients(engines: dict[str, fleet.Engine]) -> None:
