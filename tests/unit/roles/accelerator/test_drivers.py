@@ -24,6 +24,7 @@ import yaml
 from unit.plugins.played import installers
 
 ROOT = Path(__file__).resolve().parents[4]
+pytestmark = pytest.mark.playbook
 
 PLAY = """---
 - name: Have the drivers
