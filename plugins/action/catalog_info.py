@@ -20,6 +20,8 @@ from ansible_collections.ironserve.llm.plugins.module_utils._variables import un
 
 ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
 SHIPPED = ROLES / "catalog"
+#: The parser in C, where PyYAML has it: the catalog is read once per host.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: Folder of an overlay with probes of cards the collection does not know, ``<probe>.py`` each.
 PROBES = "probes"
 
@@ -27,7 +29,7 @@ PROBES = "probes"
 def read_yaml(path: pathlib.Path) -> Any:
     """Parse one YAML file; the error names the file and the line."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
         raise LLMError(f"{path}: cannot be read as YAML: {exc}") from exc
 

@@ -165,7 +165,6 @@ def mixed(tmp_path_factory) -> tuple[int, str, dict]:
     site.add("node01")
     site.add("node02")
     site.add("node04", cards=[CARDS[0], CARDS[1].replace("ok", "fault")])
-    site.add("node05", script="echo 'cannot reach the driver' >&2; exit 3")
     site.add("node06", script="sleep 60")
     site.hosts["node06"]["accelerator_tool_timeout_s"] = 2
     site.add("node07", cards=[CARDS[0], "1,0000:02:00.0,900,ok,4242"])
@@ -182,7 +181,7 @@ def mixed(tmp_path_factory) -> tuple[int, str, dict]:
 def test_a_failed_check_beats_one_that_could_not_tell(mixed):
     status, printed, report = mixed
     assert (status, report["status"], report["verdict"]) == (1, 1, "failed"), printed
-    assert report["counts"] == {"ok": 4, "failed": 6, "could not tell": 1}, printed
+    assert report["counts"] == {"ok": 4, "failed": 5, "could not tell": 1}, printed
 
 
 @pytest.mark.parametrize(
@@ -190,7 +189,6 @@ def test_a_failed_check_beats_one_that_could_not_tell(mixed):
     [
         ("node01", [], ""),
         ("node04", [("card_health", "fail")], "fault: 0000:02:00.0"),
-        ("node05", [("probe", "fail")], "/opt/acme/acme-smi ended with status 3 and said 'cannot reach the driver'"),
         ("node06", [("probe", "fail")], "no end after 2 s; it hangs"),
         ("node07", [("card_holders", "fail")], "0000:02:00.0 is held by process 4242"),
         ("node08", [("device_nodes", "fail"), ("kernel_modules", "fail"), ("governor", "warn")], "/dev/acme1: No such file or directory"),
@@ -227,7 +225,7 @@ def test_equal_hosts_print_once_and_the_odd_ones_stand_out(mixed):
     _status, printed, report = mixed
     assert [group["pattern"] for group in report["groups"] if group["platform"] == "acme"][0] == "node[01-02]"
     for line in (
-        "preflight of 11 hosts: 4 ok, 6 failed, 1 could not tell",
+        "preflight of 10 hosts: 4 ok, 5 failed, 1 could not tell",
         "node[01-02] (2 hosts, acme): ok",
         "node09 (acme): ok; unlike node[01-02]:",
         "node04 (acme): FAILED; unlike node[01-02]:",
@@ -241,11 +239,10 @@ def test_equal_hosts_print_once_and_the_odd_ones_stand_out(mixed):
 def test_nothing_changes_and_the_right_hosts_fail(mixed):
     recap = mixed[1].split("PLAY RECAP")[1]
     figures = {line.split()[0]: line for line in recap.splitlines() if "failed=" in line}
-    assert len(figures) == 12
+    assert len(figures) == 11
     assert all("changed=0" in line and "unreachable=0" in line for line in figures.values())
     assert sorted(name for name, line in figures.items() if "failed=0" not in line) == [
         "node04",
-        "node05",
         "node06",
         "node07",
         "node08",

@@ -191,6 +191,14 @@ def test_a_chain_that_bites_its_tail_is_unknown():
         acs_control(bytes(space))
 
 
+@pytest.mark.parametrize("following", [0x40, 0xFFC])
+def test_a_chain_that_leads_out_of_its_space_is_unknown(following):
+    space = bytearray(config((0x0001, 0)))
+    space[0x100:0x104] = (0x0001 | 1 << 16 | following << 20).to_bytes(4, "little")
+    with pytest.raises(UnknownOutput, match="does not end"):
+        acs_control(bytes(space))
+
+
 @pytest.fixture
 def bus(tmp_path):
     """A card behind two bridges, as sysfs lays it out."""

@@ -404,6 +404,19 @@ def test_what_the_table_is_asked():
     assert (asked["model"], asked["weights"], asked["enhancement"]) == ("m", "w", ["mtp"])
 
 
+@pytest.mark.parametrize(
+    ("image", "named"),
+    [
+        ({"reference": "r/x:1", "source": "registry"}, "r/x:1"),
+        ({"source": "build", "build": "llama_cpp"}, "llama_cpp"),
+        ({"source": "archive", "archive": "/srv/x.tar"}, "/srv/x.tar"),
+        ({}, None),
+    ],
+)
+def test_how_the_table_knows_an_image(image, named):
+    assert _preflight.situation(choice(image=image), FOUND)["image"] == named
+
+
 def test_what_was_not_asked_for_is_not_in_the_question():
     asked = _preflight.situation(choice(engine="", model=""), {})
     assert sorted(asked) == ["environment", "platform", "settings"]
@@ -535,6 +548,7 @@ def test_a_host_on_which_everything_is_right():
         ({"limits": {"nofile": [1024, 4096], "memlock": [-1, -1]}}, "limits", "warn", "may open 4096 files"),
         ({"limits": {"nofile": [1024, -1], "memlock": [-1, 65536]}}, "limits", "warn", "may lock 65536 bytes"),
         ({"limits": None}, "limits", "unknown", ""),
+        ({"limits": {"nofile": [1024, 65536], "memlock": [-1, -1]}}, "limits", "pass", ""),
         ({"iommu": {"active": True, "groups": {"DMA": 3, "identity": 2}}}, "iommu", "warn", "3 of 5 groups translate"),
         ({"iommu": {"active": False, "groups": {}}}, "iommu", "pass", "off"),
         ({"acs": {"bridges": ["b"], "redirecting": ["0000:00:01.0"], "unreadable": []}}, "acs", "warn", "0000:00:01.0"),
