@@ -40,7 +40,7 @@ venv-test:  ## Make .venv with the tools of the gates too
 	@$(GATE)/bootstrap.sh test
 
 test: venv-test  ## Every gate; converges this machine and cleans it up again
-	@$(GATE)/layers.sh lint units sanity playbooks molecule
+	@$(GATE)/layers.sh lint units sanity slow molecule
 
 test-fast: venv-test  ## Lint and unit tests only, no containers
 	@$(GATE)/layers.sh lint units

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.playbook
+pytestmark = pytest.mark.slow
 
 #: Inventory -> host, cards of each replica, PCI address of its first, context, sequences, memory of a sequence in MiB, how many fit at once.
 PLANS = {

@@ -20,7 +20,7 @@ import yaml
 from ansible_collections.ironserve.llm.plugins.module_utils import _ports
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.playbook
+pytestmark = pytest.mark.slow
 
 #: Everything the new vendor needs: this, and the probe below.
 PLATFORM = """---

@@ -21,6 +21,7 @@ from faults.hub_server import Hub, sha256
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _jobs, _manifest
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[4]
 COLLECTIONS = ROOT.parents[2] if ROOT.parts[-3:] == ("ansible_collections", "ironserve", "llm") else ROOT / "collections"
 NAME = "org/model"

@@ -24,7 +24,7 @@ import yaml
 from unit.plugins.played import installers
 
 ROOT = Path(__file__).resolve().parents[4]
-pytestmark = pytest.mark.playbook
+pytestmark = pytest.mark.slow
 
 PLAY = """---
 - name: Have the drivers

@@ -17,7 +17,7 @@ import pytest
 from faults import tiny_w8a8
 
 ROOT = Path(__file__).resolve().parents[4]
-pytestmark = pytest.mark.playbook
+pytestmark = pytest.mark.slow
 COLLECTIONS = ROOT.parents[2] if ROOT.parts[-3:] == ("ansible_collections", "ironserve", "llm") else ROOT / "collections"
 
 

@@ -19,7 +19,7 @@ from faults.tiny_gguf import tiny_gguf
 from ansible_collections.ironserve.llm.plugins.module_utils import _manifest
 
 ROOT = Path(__file__).resolve().parents[4]
-pytestmark = pytest.mark.playbook
+pytestmark = pytest.mark.slow
 COLLECTIONS = ROOT.parents[2] if ROOT.parts[-3:] == ("ansible_collections", "ironserve", "llm") else ROOT / "collections"
 NAME = "org/model"
 FILES = {"model.gguf": tiny_gguf(("a.weight",)), "notes.txt": b"one\n"}

@@ -1,5 +1,0 @@
-#!/usr/bin/env bash
-# Whole playbooks on this machine's own interpreter, against hosts that are played. No container is touched.
-. "$(dirname "$0")/common.sh"
-export ANSIBLE_CONFIG=$ROOT/ansible.cfg
-"$VENV/bin/python" -m pytest -m "playbook and not long" tests/unit "$@"
