@@ -6,12 +6,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from typing import Any
-
-from ansible.plugins.callback import CallbackBase
-
 DOCUMENTATION = """
 name: preflight_status
 type: aggregate
@@ -29,6 +23,11 @@ requirements:
   - enable it with C(callbacks_enabled = ironserve.llm.preflight_status) in ansible.cfg, or in the environment variable
     E(ANSIBLE_CALLBACKS_ENABLED). Without it the run ends with 0 or 2.
 """
+
+import os
+from typing import Any
+
+from ansible.plugins.callback import CallbackBase
 
 REPORT = "ironserve.llm.preflight_report"
 COULD_NOT_TELL = 2
@@ -62,7 +61,7 @@ class CallbackModule(CallbackBase):
         """End the run. What comes after the statistics is only cleaning up, which happens all the same."""
         if self._status is None:
             if self._is_preflight:
-                sys.exit(COULD_NOT_TELL)
+                raise SystemExit(COULD_NOT_TELL)
             return
         if self._status:
-            sys.exit(self._status)
+            raise SystemExit(self._status)

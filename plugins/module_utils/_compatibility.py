@@ -365,7 +365,7 @@ def image_versions(image: dict[str, Any]) -> tuple[str | None, str | None]:
 
     Tags lag behind what is inside, so the catalog's ``version`` and ``runtime`` go first.
     """
-    reference = str(image.get("reference") or "").split("@")[0]
+    reference = str(image.get("reference") or "").partition("@")[0]
     tag = reference.rsplit("/", 1)[-1].partition(":")[2]
     engine = re.match(r"^(?:vllm|sglang)?-?v?(\d+\.\d+\.\d+(?:\.\d+)*(?:\.?(?:rc|post|dev)\d+)?)(?![\d.])", tag)
     runtime = re.search(r"(?:^|-)(?:dtk|cann|cu)(\d\d?)\.?(\d\d?(?:\.\d+)?)(?:-|$)", tag)

@@ -440,7 +440,7 @@ class _Mirror:
         if had:
             request.add_header("Range", "bytes={0}-".format(had))
         try:
-            opened = urllib.request.urlopen(request, timeout=60)
+            opened = urllib.request.build_opener().open(request, timeout=60)
         except urllib.error.HTTPError as exc:
             _drop_if_beyond(exc, item, part, had)
             raise

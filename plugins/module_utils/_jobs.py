@@ -284,7 +284,8 @@ def value_of(folder: str, state: State) -> Any:
 def _log(text: str) -> None:
     """Print into the log, which may be on a full disk."""
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 def main() -> None:

@@ -128,10 +128,10 @@ def read_header(handle: IO[bytes], size: int, label: str) -> list[Tensor]:
 
 def _whole(values: Any) -> bool:
     """Whether this is a list of numbers that are not negative; JSON's true is a number to Python."""
-    if type(values) is not list:
+    if not isinstance(values, list):
         return False
     for value in values:
-        if type(value) is not int or value < 0:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             return False
     return True
 

@@ -37,7 +37,7 @@ _COMMON = ("check", "id", "language")
 IMPLIED = ("models", "speed", "card_use")
 
 #: After this many seconds of tokens a stream that is hopelessly under the floor is not waited for any longer.
-SLOW_WINDOW_S = 5.0
+SLOW_WINDOW_S = 10.0
 #: One event may hold several tokens under speculative decoding, so a cut stream must be this many times under the floor.
 BURST = 4.0
 #: Tokens a stream must have for its speed to mean something.

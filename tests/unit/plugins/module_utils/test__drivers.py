@@ -48,8 +48,8 @@ TOOLKIT = dict(DRIVER, name="toolkit", provides="toolkit", live_version=None, co
 BOOT, EARLIER = "boot-2", "boot-1"
 
 
-def package(base=DRIVER, **changes):
-    return _drivers.read_packages([dict(base, **changes)])[0]
+def package(base=None, **changes):
+    return _drivers.read_packages([dict(base or DRIVER, **changes)])[0]
 
 
 def seen(installed=None, live=None, entry=None, **changes):

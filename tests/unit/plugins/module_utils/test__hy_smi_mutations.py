@@ -60,14 +60,14 @@ JUNK = [
 
 
 def spots(rng, text, count):
-    return [rng.randrange(len(text)) for _ in range(count)]
+    return [rng.randrange(len(text)) for _number in range(count)]
 
 
 def split(rng, text, count):
     """``count`` times the lines, and the number of one that has something on it."""
     lines = text.split("\n")
     full = [number for number, line in enumerate(lines) if len(line.strip()) > 1]
-    return [(list(lines), rng.choice(full)) for _ in range(count)]
+    return [(list(lines), rng.choice(full)) for _number in range(count)]
 
 
 def cut_off(rng, text):
@@ -108,7 +108,7 @@ def noise(rng, text):
     made = []
     for at in spots(rng, text, 40):
         raw = text.encode()
-        put = b"".join(rng.choice(NOISE) for _ in range(rng.randint(1, 3)))
+        put = b"".join(rng.choice(NOISE) for _number in range(rng.randint(1, 3)))
         made.append((raw[:at] + put + raw[at + rng.choice((0, len(put))) :]).decode("utf-8", "replace"))
     return made
 
@@ -119,7 +119,7 @@ def other_ends(_rng, text):
 
 def widened(rng, text):
     """A column gets wider or narrower, by the blanks between columns."""
-    wide = [re.sub(r"(?<=\S) {2,}(?=\S)", lambda match: match.group() + " " * rng.randint(0, 9), text) for _ in range(5)]
+    wide = [re.sub(r"(?<=\S) {2,}(?=\S)", lambda match: match.group() + " " * rng.randint(0, 9), text) for _number in range(5)]
     return [*wide, re.sub(r"(?<=\S) {2,}(?=\S)", "  ", text), re.sub(r"[ \t]+\n", "\n", text)]
 
 
@@ -309,7 +309,7 @@ def test_a_piece_cut_out_of_an_answer_is_never_a_silent_wrong_one(played):
     rng = random.Random(8)
     for query in sorted(set(played_queries(played)) & set(host.answers)):
         text = host.answers[query].out
-        for _ in range(15):
+        for _number in range(15):
             start = rng.randrange(len(text))
             # Fewer characters may be one digit of a temperature, which nothing can tell.
             end = start + rng.randrange(8, 300)

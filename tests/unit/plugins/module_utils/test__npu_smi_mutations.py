@@ -113,7 +113,7 @@ def junk_first(text, rng):
 def noise(text, rng):
     """Bytes that are no text, put in or over."""
     data = bytearray(text.encode("utf-8"))
-    odd = bytes(rng.choice([*range(9), *range(14, 32), *range(127, 256)]) for _ in range(rng.randrange(1, 6)))
+    odd = bytes(rng.choice([*range(9), *range(14, 32), *range(127, 256)]) for _number in range(rng.randrange(1, 6)))
     at = rng.randrange(len(data))
     data[at : at + rng.choice((0, len(odd)))] = odd
     return data.decode("utf-8", "replace")
@@ -250,9 +250,9 @@ def sound_host(name) -> Sound:
     return Sound(ascend.host(name))
 
 
-def cases(name, text, damages=DAMAGES, seeds=SEEDS):
+def cases(name, text, damages=None, seeds=SEEDS):
     """Damaged versions of a text that differ from it; each with its name."""
-    for damage in damages:
+    for damage in DAMAGES if damages is None else damages:
         for seed in range(seeds):
             damaged = damage(text, random.Random(f"{name} {damage.__name__} {seed}"))
             if damaged != text:

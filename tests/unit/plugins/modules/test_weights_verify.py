@@ -225,7 +225,7 @@ def test_a_config_mounted_over_counts_in_place_of_theirs_and_is_part_of_what_is_
     assert "not_ignored" in judge(root, run_module, **more)["msg"]
     over.write_text("{")
     assert str(over) in judge(root, run_module, **more)["msg"]
-    assert "lies inside" in judge(root, run_module, **dict(more, engine_config=str(root / "x.json")))["msg"]
+    assert "lies inside" in judge(root, run_module, **{**more, "engine_config": str(root / "x.json")})["msg"]
 
 
 # ---- as a job

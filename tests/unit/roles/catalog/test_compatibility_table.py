@@ -124,7 +124,8 @@ def test_the_right_image_passes(table, host, tag):
     ],
 )
 def test_engine_and_cann_are_one_set(table, version, runtime, row, status):
-    found = verdicts(table, **dict(A2, engine_version=version, runtime=runtime, image="m/vllm-ascend:x", model="qwen2.5-0.5b", weights="x"))
+    asked = {"engine_version": version, "runtime": runtime, "image": "m/vllm-ascend:x", "model": "qwen2.5-0.5b", "weights": "x"}
+    found = verdicts(table, **{**A2, **asked})
     assert found == {"ascend/" + row: status}
 
 
