@@ -506,10 +506,13 @@ def sloppy_table(text):
     chips, name = [], ""
     for line in text.splitlines():
         cells = line.split("|")
-        if len(cells) > 3 and (match := re.match(r"\s*(\d+)\s+(\S+)", cells[1])) and "0000:" not in line:
-            name = match.group(2)
-        elif (match := re.search(r"0000:\S+", line)) and (pairs := re.findall(r"(\d+)\s*/\s*(\d+)", line)):
-            chips.append((match.group(), name, *map(int, pairs[-1])))
+        head = re.match(r"\s*(\d+)\s+(\S+)", cells[1]) if len(cells) > 3 else None
+        address = re.search(r"0000:\S+", line)
+        pairs = re.findall(r"(\d+)\s*/\s*(\d+)", line)
+        if head and not address:
+            name = head.group(2)
+        elif address and pairs:
+            chips.append((address.group(), name, *map(int, pairs[-1])))
     return chips
 
 
