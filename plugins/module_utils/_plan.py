@@ -63,6 +63,8 @@ class PlanInput:
         image: reference of the engine image, as the host knows it or will know it.
         weights_path: directory of the weights on the host.
         weights_id: manifest id of the weights; empty when not known yet.
+        weights_config: the config.json the engine must see, on the host; one that lies elsewhere than with the weights is mounted over theirs.
+        weights_config_id: sha256 of it, so that another description is a new spec; empty when there is none.
         key_file: the engine key's 0600 file on the host.
         key_id: fingerprint of the key, so that a new key is a new spec; empty when not known yet.
         cache_dir: directory on the host that holds one cache directory per replica.
@@ -88,6 +90,8 @@ class PlanInput:
     cache_dir: str
     device_nodes: dict[str, int] = dataclasses.field(default_factory=dict)
     weights_id: str = ""
+    weights_config: str = ""
+    weights_config_id: str = ""
     key_id: str = ""
     port_base: int = 8001
     uid: int = 64064
@@ -279,6 +283,9 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
                 )
             own.append(path)
     devices = shared + own
+    described = []
+    if data.weights_config and data.weights_config != posixpath.normpath(posixpath.join(data.weights_path, entry, "config.json")):
+        described = [{"source": data.weights_config, "target": posixpath.join(words["model_path"], "config.json"), "read_only": True}]
     spec = {
         "name": "ironserve-c{0}".format(members[0]["index"]),
         "image": data.image,
@@ -295,6 +302,7 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
             },
             {"source": data.key_file, "target": KEY_TARGET, "read_only": True},
         ]
+        + described
         + needs.get("mounts", []),
         "devices": devices,
         "own_devices": own,
@@ -309,7 +317,7 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
         "network": data.network,
         "publish": {"address": data.address, "port": data.port_base + number, "container_port": engine["container_port"]},
     }
-    spec["spec_hash"] = digest({"spec": spec, "weights": data.weights_id, "key": data.key_id})
+    spec["spec_hash"] = digest({"spec": spec, "weights": data.weights_id, "config": data.weights_config_id, "key": data.key_id})
     spec["labels"] = {
         "ironserve.replica": "{0}-c{1}".format(data.host, members[0]["index"]),
         "ironserve.cards": ",".join(card["id"] for card in members),

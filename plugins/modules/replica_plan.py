@@ -56,6 +56,14 @@ options:
     description: Manifest id of the weights; a new one is a new spec.
     type: str
     default: ""
+  weights_config:
+    description: The C(config.json) the engine must see, on the host; one that lies elsewhere than with the weights is mounted over theirs.
+    type: path
+    default: ""
+  weights_config_id:
+    description: SHA-256 digest of it; a new one is a new spec.
+    type: str
+    default: ""
   key_file:
     description: The file on the host that holds the engine key.
     type: path
@@ -158,6 +166,8 @@ def main() -> None:
             "image": {"type": "str", "required": True},
             "weights_path": {"type": "path", "required": True},
             "weights_id": {"type": "str", "default": ""},
+            "weights_config": {"type": "path", "default": ""},
+            "weights_config_id": {"type": "str", "default": ""},
             "key_file": {"type": "path", "required": True, "no_log": False},
             "key_id": {"type": "str", "default": "", "no_log": False},
             "cache_dir": {"type": "path", "required": True},

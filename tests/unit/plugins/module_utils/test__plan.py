@@ -577,3 +577,15 @@ def test_plan_does_not_change_its_input(k100):
     before = copy.deepcopy(dataclasses.asdict(data))
     make_plan(data)
     assert dataclasses.asdict(data) == before
+
+
+def test_a_description_that_lies_beside_the_weights_is_what_the_engine_sees(k100):
+    def spec(**changes):
+        return make_plan(k100(**changes))["replicas"][0]["spec"]
+
+    own = spec(weights_config=k100().weights_path + "/config.json", weights_config_id="a")
+    beside = spec(weights_config="/srv/w8a8.config.json", weights_config_id="a")
+    assert [mount for mount in own["mounts"] if mount["target"].endswith("config.json")] == []
+    assert {"source": "/srv/w8a8.config.json", "target": "/models/config.json", "read_only": True} in beside["mounts"]
+    # Another description under the same name is another replica.
+    assert beside["spec_hash"] != spec(weights_config="/srv/w8a8.config.json", weights_config_id="b")["spec_hash"]
