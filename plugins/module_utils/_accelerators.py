@@ -96,6 +96,7 @@ class Accelerators:
         cards: the cards, by index.
         driver_version, runtime_version, firmware_version, tool_version: None where the platform has none.
         driver_live: whether the kernel runs the driver; None where the platform has none.
+        aliases: other names by which a container may ask for a card, such as a uuid: name -> card id.
         checks: what the probe itself saw, beyond the cards.
     """
 
@@ -107,6 +108,7 @@ class Accelerators:
     runtime_version: str | None = None
     firmware_version: str | None = None
     tool_version: str | None = None
+    aliases: dict[str, str] = dataclasses.field(default_factory=dict)
     checks: list[Check] = dataclasses.field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:

@@ -531,6 +531,7 @@ def probe(vendor: Vendor) -> Accelerators:
         runtime_version=versions.cuda,
         firmware_version=", ".join(firmware) or None,
         tool_version=versions.tool,
+        aliases=aliases(vendor),
         checks=known + checks + _tell_gaps(smi, cards),
     )
 

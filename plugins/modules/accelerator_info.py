@@ -139,6 +139,10 @@ tool_version:
   description: Version of the tool; null where it has none of its own.
   returned: success
   type: str
+aliases:
+  description: Other names by which a container may ask for a card, such as a uuid, with the card's C(id).
+  returned: success
+  type: dict
 own_containers:
   description: Names of the running containers of this collection.
   returned: success
@@ -210,7 +214,7 @@ def name_containers(vendor: Vendor, found: Accelerators, socket: str) -> list[st
         return sorted({holder.container for card in found.cards for holder in card.holders})
     try:
         running = running_containers(vendor, socket)
-        name_holders(found.cards, running, proc=vendor.path("/proc"))
+        name_holders(found.cards, running, found.aliases, proc=vendor.path("/proc"))
         return own_names(running, OWN_LABEL)
     except LLMError as exc:
         found.checks.append(Check("card_containers", UNKNOWN, str(exc), "look at the container engine's log and mend it"))

@@ -889,4 +889,7 @@ def test_topology_that_nobody_can_tell(probe, damage):
 
 
 def test_other_names_of_the_cards(tmp_path):
-    assert _probe_nvidia.aliases(play(tmp_path, several(3))) == {uuid(index): ADDRESSES[index] for index in range(3)}
+    vendor = play(tmp_path, several(3))
+    names = {uuid(index): ADDRESSES[index] for index in range(3)}
+    assert _probe_nvidia.aliases(vendor) == names
+    assert _probe_nvidia.probe(vendor).aliases == names
