@@ -53,6 +53,9 @@ _HTTP_LIMIT = 50_000_000_000
 
 _CHUNK = 1 << 20
 
+#: Name of the threads that fetch. After an error the others are not waited for: the worker ends, and they with it.
+THREAD = "ironserve-fetch"
+
 
 @dataclasses.dataclass
 class Remote:
@@ -638,7 +641,7 @@ def fetch_all(
                 done[item.path] = (sha256, item.size)
                 del at_work[item.path]
 
-    threads = [threading.Thread(target=work, daemon=True) for _number in range(max(1, min(workers, len(items))))]
+    threads = [threading.Thread(target=work, name=THREAD, daemon=True) for _number in range(max(1, min(workers, len(items))))]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads) and not errors:

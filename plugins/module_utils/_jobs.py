@@ -5,7 +5,8 @@
 """Long work that goes on when nobody waits for it. Private to the collection.
 
 A job lives in a folder of its own, mode 0700: ``lock`` (held by the worker as long as it lives, so a job that was killed
-is known to be over), ``job.json`` (what runs), ``progress.json`` (see _progress), ``result.json``, ``reserve``, ``log``, ``worker.zip``
+is known to be over), ``job.json`` (what runs), ``progress.json`` (see _progress), ``result.json``, ``previous.json`` (the job before
+with its result: who waited for that one may ask after the next has started), ``reserve``, ``log``, ``worker.zip``
 (the files of this directory that the work needs: the worker may be another Python, and the module's own files are gone
 when it ends). A secret travels through a pipe and lies nowhere.
 """
@@ -129,11 +130,15 @@ def idle(folder: str, limit_s: float = 0.0) -> Iterator[None]:
         os.close(number)
 
 
-def look(folder: str) -> State:
-    """The state of the job in ``folder``. Writes nothing."""
+def look(folder: str, nonce: str = "") -> State:
+    """The state of the job in ``folder``, or of the one before it when that is the ``nonce`` asked for. Writes nothing."""
     known = _load(_path(folder, "job.json"))
     if not known.get("nonce"):
         return State(False)
+    if nonce and known["nonce"] != nonce:
+        previous = _load(_path(folder, "previous.json"))
+        if previous.get("job", {}).get("nonce") == nonce:
+            return _state(False, previous["job"], {}, previous["result"])
     running = False
     try:
         number = os.open(_path(folder, "lock"), os.O_RDWR | os.O_CLOEXEC)
@@ -148,6 +153,11 @@ def look(folder: str) -> State:
         finally:
             os.close(number)
     result = {} if running else _load(_path(folder, "result.json"))
+    return _state(running, known, _progress.read(_path(folder, "progress.json")), result)
+
+
+def _state(running: bool, known: dict, progress: dict, result: dict) -> State:
+    """What the files of a job say; a result of another start is none."""
     if result.get("nonce") != known["nonce"]:
         result = {}
     return State(
@@ -157,7 +167,7 @@ def look(folder: str) -> State:
         known.get("title", ""),
         known.get("pid", 0),
         known.get("started", 0.0),
-        _progress.read(_path(folder, "progress.json")),
+        progress,
         result,
     )
 
@@ -217,6 +227,9 @@ def start(
         if number is None:
             return look(folder)
         try:
+            ended, result = _load(_path(folder, "job.json")), _load(_path(folder, "result.json"))
+            if result and result.get("nonce") == ended.get("nonce"):
+                _save(_path(folder, "previous.json"), {"job": ended, "result": result})
             for name in ("result.json", "progress.json"):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(_path(folder, name))
@@ -238,11 +251,11 @@ def start(
 
 
 def wait(folder: str, nonce: str, limit_s: float) -> State:
-    """Wait for the end of a job at most ``limit_s`` seconds; returns its state then (or that of the job that followed it)."""
+    """Wait for the end of a job at most ``limit_s`` seconds; returns its state then (or that of a job that came long after it)."""
     deadline = time.monotonic() + limit_s
     pause = 0.02
     while True:
-        state = look(folder)
+        state = look(folder, nonce)
         if not state.running or state.nonce != nonce or time.monotonic() >= deadline:
             return state
         time.sleep(pause)

@@ -120,16 +120,18 @@ def followed(arguments: dict[str, Any], nonce: str) -> dict[str, Any]:
     """
     folder = job_of(arguments["path"])
     identity = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode("utf-8")).hexdigest()
-    state = _jobs.look(folder)
+    state = _jobs.look(folder, nonce)
     if not nonce or state.nonce != nonce:
         _manifest.make_folder(os.path.dirname(folder))
         title = "verification of {0}".format(arguments["path"])
         state = _jobs.start(folder, identity, title, "_weights_verify.job", arguments)
     mine = state.identity == identity
-    state = _jobs.wait(folder, state.nonce, LINGER_S)
-    if state.running or not mine:
-        raise Pending(state, mine)
-    value = _jobs.value_of(folder, state)
+    seen = _jobs.wait(folder, state.nonce, LINGER_S)
+    # Another run may have taken the result and the folder with it; then it is to be asked for anew.
+    mine = mine and seen.nonce == state.nonce
+    if seen.running or not mine:
+        raise Pending(seen, mine)
+    value = _jobs.value_of(folder, seen)
     shutil.rmtree(folder, ignore_errors=True)
     return value
 

@@ -268,7 +268,7 @@ def work(params: dict, folder: str, entry: str, arguments: dict) -> dict:
     deadline = time.monotonic() + params["lock_timeout"]
     _manifest.make_folder(os.path.dirname(folder))
     while True:
-        state = _jobs.look(folder)
+        state = _jobs.look(folder, params["job"])
         if not params["job"] or state.nonce != params["job"]:
             state = _jobs.start(folder, identity, title, entry, arguments, token, command, environment)
         mine = state.identity == identity

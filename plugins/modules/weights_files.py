@@ -218,7 +218,7 @@ def followed(path: str, arguments: dict, nonce: str) -> dict:
     """Have a job place the weights; ``nonce`` names the one an earlier call started. Raises Pending while it works."""
     folder = path + ".place.job"
     identity = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode("utf-8")).hexdigest()
-    state = _jobs.look(folder)
+    state = _jobs.look(folder, nonce)
     if not nonce or state.nonce != nonce:
         _manifest.make_folder(os.path.dirname(folder))
         state = _jobs.start(folder, identity, "placing of {0}".format(path), "_weights.place_job", arguments)

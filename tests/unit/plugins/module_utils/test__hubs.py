@@ -85,6 +85,11 @@ class Site:
 
     def fetch(self, kind: str, files=None, token: str = "", **more) -> dict:
         source = self.source(kind, **more.pop("about", {}))
+        # A job that failed is a process that ended, and with it what was still on its way; here it is the same process.
+        for thread in threading.enumerate():
+            if thread.name == _hubs.THREAD:
+                thread.join(30)
+                assert not thread.is_alive()
         return _hubs.fetch_job(self.arguments(source, files=manifest(files or WANTED), **more), token, str(self.progress))
 
     def content(self) -> dict:

@@ -188,6 +188,24 @@ def test_an_old_result_is_not_the_one_of_a_new_start(folder, tmp_path):
     assert _jobs.wait(folder, state.nonce, 30).progress == {}
 
 
+def test_who_waited_gets_the_result_although_the_next_job_has_started(folder, tmp_path):
+    first = begin(folder, "echo", {"n": 1})
+    _jobs.wait(folder, first.nonce, 30)
+    second = begin(folder, "hold", {"ready": str(tmp_path / "ready"), "go": str(tmp_path / "go")}, identity="j")
+    assert second.nonce != first.nonce
+    ended = _jobs.wait(folder, first.nonce, 0)
+    assert (ended.running, ended.nonce, ended.identity) == (False, first.nonce, "i")
+    assert _jobs.value_of(folder, ended)["got"] == {"n": 1}
+    # the one at work is another matter, and a name that nobody knows is answered with it
+    assert _jobs.look(folder).nonce == _jobs.look(folder, "unknown").nonce == second.nonce
+    os.kill(second.pid, signal.SIGKILL)
+    _jobs.wait(folder, second.nonce, 30)
+    third = begin(folder, "echo")
+    # one that was killed left no result, so the last that did is still there
+    assert _jobs.value_of(folder, _jobs.look(folder, first.nonce))["got"] == {"n": 1}
+    _jobs.wait(folder, third.nonce, 30)
+
+
 def test_idle_waits_for_a_job_and_then_names_it(folder, held):
     arguments, state = held
     with pytest.raises(LLMError, match="a job is at work there: work on x, pid {}".format(state.pid)):
