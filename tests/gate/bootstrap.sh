@@ -53,7 +53,8 @@ touch "$VENV/.installing"
 say "installing ${files[*]} into .venv (once)"
 arguments=()
 for file in "${files[@]}"; do arguments+=(-r "$file"); done
-"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "${arguments[@]}" \
+# Python compiles what it loads; compiling everything now takes longer than installing it.
+"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "${arguments[@]}" \
   || die "the packages of ${files[*]} could not be installed (see above). A package index or a mirror of it must be reachable; set PIP_INDEX_URL for a mirror, then run again."
 rm "$VENV/.installing"
 printf '%s\n' "$want" >"$stamp"

@@ -44,36 +44,41 @@ target_path() {
 
 seed_pip
 artifact=$(tests/gate/build.sh "$CACHE/artifact")
-tree=$CACHE/sanity/ansible_collections/ironserve/llm
-rm -rf "$CACHE/sanity"
-mkdir -p "$tree"
-tar --extract --gzip --file "$artifact" -C "$tree"
-# ansible-test asks git which files there are.
-git -C "$tree" init --quiet
-git -C "$tree" add --all
 path=$(target_path)
 status=0
 
-run_sanity() { # run_sanity VENV
-  local core
-  core=ansible-core\ $("$1/bin/python" -c 'from ansible.release import __version__; print(__version__)')
+run_sanity() { # run_sanity VENV: in a tree of its own, so that two can run at once
+  local core tree log
+  core=ansible-core-$("$1/bin/python" -c 'from ansible.release import __version__; print(__version__)')
+  tree=$CACHE/sanity/$core/ansible_collections/ironserve/llm
+  mkdir -p "$tree"
+  tar --extract --gzip --file "$artifact" -C "$tree"
+  # ansible-test asks git which files there are.
+  git -C "$tree" init --quiet
+  git -C "$tree" add --all
   say "sanity: $core"
   # The set-up of its environments fills screens; what matters of a failure is in the lines that say so.
-  local log=$CACHE/${core// /-}.log
-  if ! (cd "$tree" && PATH=$1/bin:$path "$1/bin/ansible-test" sanity --color no) >"$log" 2>&1; then
-    status=1
+  log=$CACHE/$core.log
+  if (cd "$tree" && PATH=$1/bin:$path "$1/bin/ansible-test" sanity --color no) >"$log" 2>&1; then
+    grep -E '^WARNING: Skipping' "$log" >&2 || true
+  else
     grep -E '^(ERROR|FATAL|See documentation)' "$log" >&2 || tail -30 "$log" >&2
     say "sanity: $core FAILED; everything it said: $log"
+    return 1
   fi
-  grep -E '^WARNING: Skipping' "$log" >&2 || true
 }
 
-run_sanity "$VENV"
+rm -rf "$CACHE/sanity"
+environments=("$VENV")
 if old_core; then
-  run_sanity "$CACHE/core-2.16"
+  environments+=("$CACHE/core-2.16")
 else
   say "sanity: ansible-core $OLD_CORE NOT run: it needs Python 3.10, 3.11 or 3.12 with ensurepip, and there is none here"
 fi
+export -f run_sanity say
+export artifact path CACHE
+# Side by side: each keeps one core busy. xargs hands on what interrupts it, which a job in the background would not see.
+printf '%s\n' "${environments[@]}" | xargs -P 2 -I '{}' bash -euo pipefail -c 'run_sanity "$1"' _ '{}' || status=1
 
 say "sanity: the artifact installed in an empty place"
 scratch=$CACHE/installed
