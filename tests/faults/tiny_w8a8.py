@@ -4,18 +4,19 @@
 
 """Small int8 checkpoints with the names, shapes and files of Qwen3.5 and 3.6, whole or broken in one way.
 
-``write(folder)`` makes a good one; ``write(folder, "scale_missing")`` one of ``BROKEN``. Numbers are random and the same
-every time. Ratios follow the models: one layer in four has full attention, the others linear attention; a multi-token
-prediction layer; a vision tower of one block.
+``write(folder)`` makes a good one; ``write(folder, "scale_missing")`` one of ``BROKEN``; ``write_plain(folder)`` the good one
+with every int8 matrix multiplied out. Numbers are random and the same every time. Ratios follow the models: one layer in four
+has full attention, the others linear attention; a multi-token prediction layer; a vision tower of one block.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 #: name -> (dtype, shape)
@@ -83,6 +84,8 @@ class Geometry:
 TINY = Geometry()
 #: Four dense layers: ``experts=0`` has one MLP a layer.
 DENSE = Geometry(experts=0)
+#: Dense, as large as real kernels need it to be, with a word for every byte: what an engine can serve.
+SERVED = Geometry(4, 0, 128, 256, 320, 4, 2, 64, 2, 4, 64, 64)
 FULL = Geometry(40, 256, 2048, 512, 248320, 16, 2, 256, 16, 32, 128, 128, 27, 1152, 4304, 2304)
 
 
@@ -227,25 +230,46 @@ def header(tensors: Tensors) -> tuple[bytes, int]:
     return struct.pack("<Q", len(raw)) + raw, at
 
 
-def _data(tensors: Tensors, numbers: random.Random) -> bytes:
+#: A byte -> the int8 number of -64 to 63 it stands for. oneDNN on a CPU without VNNI adds products in 16 bits, two at a time, and
+#: cuts off what is too large; with these nothing is.
+_HALVED = bytes((byte // 2 - 64) % 0x100 for byte in range(0x100))
+
+
+def _data(tensors: Tensors, numbers: random.Random) -> dict[str, bytes]:
     """Small numbers around zero; scales and norms are what keeps a layer's output near its input."""
-    out = []
+    out = {}
     for name, (dtype, shape) in tensors.items():
-        count = 1
-        for extent in shape:
-            count *= extent
+        count = math.prod(shape)
         if dtype == "I8":
-            out.append(numbers.randbytes(count))
+            out[name] = numbers.randbytes(count).translate(_HALVED)
         elif name.endswith("_scale"):
-            out.append(struct.pack("<f", 1 / (74 * shape[0] ** 0.5 + 1)) * count)
+            # Another one for every row: one that is used for its neighbour, or for all, shows in the answers.
+            usual = 1 / (37 * shape[0] ** 0.5 + 1)
+            out[name] = struct.pack(f"<{count}f", *(usual * numbers.uniform(0.5, 1.5) for _number in range(count)))
         elif dtype == "F32":
-            out.append(struct.pack("<f", 1.0) * count)
+            out[name] = struct.pack("<f", 1.0) * count
         elif "norm" in name:
-            out.append(b"\x80\x3f" * count)
+            out[name] = b"\x80\x3f" * count
         else:
-            # bfloat16 keeps the upper half of a float
-            out.append(b"".join(struct.pack("<f", numbers.uniform(-0.1, 0.1))[2:] for _number in range(count)))
-    return b"".join(out)
+            out[name] = _bfloat16(numbers.uniform(-0.1, 0.1) for _number in range(count))
+    return out
+
+
+def _bfloat16(values: Iterable[float]) -> bytes:
+    """The nearest bfloat16 of each number: the upper half of a float."""
+    out = []
+    for value in values:
+        (bits,) = struct.unpack("<I", struct.pack("<f", value))
+        out.append((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
+    return struct.pack(f"<{len(out)}H", *out)
+
+
+def _multiplied(matrix: bytes, scale: bytes) -> bytes:
+    """An int8 matrix times the scale of each row, in bfloat16."""
+    scales = [value for (value,) in struct.iter_unpack("<f", scale)]
+    steps = struct.unpack(f"<{len(matrix)}b", matrix)
+    columns = len(steps) // len(scales)
+    return _bfloat16(steps[at] * scales[at // columns] for at in range(len(steps)))
 
 
 def split(tensors: Tensors, parts: int, stem: str = "model") -> dict[str, Tensors]:
@@ -262,6 +286,27 @@ BESIDE = {
     "tokenizer_config.json": b"{}",
     "chat_template.jinja": b"{{ messages }}",
 }
+
+
+def tokenizer() -> dict[str, bytes]:
+    """The files of a tokenizer with a word for every byte, behind one that ends a text and one that ends a turn."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    # a tokenizer.json writes bytes as letters: those that have none of their own get what follows the last
+    letters = {byte: chr(byte) for byte in plain}
+    letters.update((byte, chr(0x100 + at)) for at, byte in enumerate(byte for byte in range(0x100) if byte not in letters))
+    special = ["<|endoftext|>", "<|im_end|>"]
+    words = special + [letters[byte] for byte in range(0x100)]
+    common = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    content = {
+        "version": "1.0",
+        "added_tokens": [{"id": at, "content": word, **common} for at, word in enumerate(special)],
+        "pre_tokenizer": level,
+        "decoder": level,
+        "model": {"type": "BPE", "vocab": {word: at for at, word in enumerate(words)}, "merges": []},
+    }
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": special[1], "pad_token": special[0]}
+    return {"tokenizer.json": json.dumps(content).encode(), "tokenizer_config.json": json.dumps(about).encode()}
 
 
 @dataclasses.dataclass
@@ -333,15 +378,21 @@ BROKEN: dict[str, Callable[[Model], None]] = {
 
 
 def write(
-    folder: Path, fault: str = "", g: Geometry = TINY, parts: int = 2, seed: int = 1, plain: tuple[str, ...] = ()
+    folder: Path,
+    fault: str = "",
+    g: Geometry = TINY,
+    parts: int = 2,
+    seed: int = 1,
+    plain: tuple[str, ...] = (),
+    files: dict[str, bytes] | None = None,
 ) -> dict[str, Tensors]:
-    """Write a checkpoint into ``folder`` (made when absent); returns shard -> its tensors."""
+    """Write a checkpoint into ``folder`` (made when absent), with ``files`` in place of those in BESIDE; returns shard -> its tensors."""
     tensors = names(g, plain)
-    model = Model(tensors, {**config(g), "quantization_config": {**SCHEME, "ignore": ignored(tensors)}})
+    model = Model(tensors, {**config(g), "quantization_config": {**SCHEME, "ignore": ignored(tensors)}}, files=files or {})
     if fault:
         BROKEN[fault](model)
     shards = split(model.tensors, parts)
-    _write(folder, model, shards, INDEX, seed)
+    _write(folder, model, shards, INDEX, _data(model.tensors, random.Random(seed)))
     last = folder / list(shards)[-1]
     if fault == "shard_truncated":
         raw = last.read_bytes()
@@ -349,6 +400,17 @@ def write(
     elif fault == "shard_missing":
         last.unlink()
     return shards
+
+
+def write_plain(folder: Path, g: Geometry = TINY, seed: int = 1, files: dict[str, bytes] | None = None) -> None:
+    """Write the numbers that ``write`` means, with the same ``seed``, and nothing quantized."""
+    tensors = names(g)
+    data = _data(tensors, random.Random(seed))
+    for name in [name for name, (dtype, _shape) in tensors.items() if dtype == "I8"]:
+        data[name] = _multiplied(data[name], data.pop(name + "_scale"))
+        tensors[name] = ("BF16", tensors[name][1])
+        del tensors[name + "_scale"]
+    _write(folder, Model(tensors, config(g), files=files or {}), split(tensors, 2), INDEX, data)
 
 
 def write_ascend(
@@ -365,15 +427,15 @@ def write_ascend(
         described[name] = "W8A8_DYNAMIC" if tensors.get(module + ".weight", ("",))[0] == "I8" else "FLOAT"
     fault(described, tensors)
     model = Model(tensors, config(g), files={DESCRIPTION: json.dumps(described, indent=2).encode()})
-    _write(folder, model, split(tensors, 2, "quant_model_weights"), "quant_model_weights.safetensors.index.json", seed)
+    shards = split(tensors, 2, "quant_model_weights")
+    _write(folder, model, shards, "quant_model_weights.safetensors.index.json", _data(tensors, random.Random(seed)))
 
 
-def _write(folder: Path, model: Model, shards: dict[str, Tensors], index: str, seed: int) -> None:
+def _write(folder: Path, model: Model, shards: dict[str, Tensors], index: str, data: dict[str, bytes]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = random.Random(seed)
     for name, tensors in shards.items():
         head, _size = header(tensors)
-        (folder / name).write_bytes(head + _data(tensors, numbers))
+        (folder / name).write_bytes(head + b"".join(data[tensor] for tensor in tensors))
     weight_map = {tensor: shard for shard, tensors in shards.items() for tensor in tensors}
     files = {
         **BESIDE,
