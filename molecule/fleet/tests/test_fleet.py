@@ -108,8 +108,9 @@ def test_one_engine_key_opens_all_replicas(lab: Lab) -> None:
 def test_weights_are_the_same_everywhere_and_read_only(lab: Lab) -> None:
     sums = {node: lab.host(node).check_output(f"cd {STATE}/weights && find . -name '*.gguf' -exec sha256sum {{}} +") for node in lab.nodes}
     assert len(set(sums.values())) == 1 and ".gguf" in sums[lab.nodes[0]]
+    records = r"\( -path '*/.verified*' -o -name '*.manifest.json' \)"
     for node in lab.nodes:
-        assert lab.host(node).check_output(f"find {STATE}/weights -path '*/.verified*' -prune -o -type f -perm /0222 -print") == "", node
+        assert lab.host(node).check_output(f"find {STATE}/weights {records} -prune -o -type f -perm /0222 -print") == "", node
 
 
 def test_keys_are_readable_by_their_owner_only(lab: Lab) -> None:
