@@ -520,18 +520,23 @@ def engine_builds() -> dict[str, str]:
     return {engine["name"]: engine["images"]["cpu"]["build"] for engine in engines if "build" in engine["images"].get("cpu", {})}
 
 
-def engine_image(registry: Member, build: str) -> dict[str, str]:
-    """Reference and digest of an engine image in the lab's registry; built by the role replica and pushed if it is not there."""
-    until("registry", time.monotonic() + BOOT_TIMEOUT_S, lambda: registry_answers("/v2/"), registry.require_running)
+def engine_made_from(build: str) -> str:
+    """Digest of everything the engine image is made from."""
     role = ROOT / "roles/replica"
     images = role / "files/images"
     shared = sorted(path for path in images.iterdir() if path.is_file())
-    made_from = digest_of(images / build, *shared, *sorted((role / "tasks").glob("image_*.yml")), mirror().suite, os.uname().machine)
+    return digest_of(images / build, *shared, *sorted((role / "tasks").glob("image_*.yml")), mirror().suite, os.uname().machine)
+
+
+def engine_noted(build: str) -> dict[str, str]:
+    """Repository and digest of the engine image as it was pushed last; empty when there is none, or it was made from something else."""
     note = CACHE / f"engine-{build}.json"
-    if note.exists():
-        known = json.loads(note.read_text(encoding="utf-8"))
-        if known["made_from"] == made_from and registry_answers(f"/v2/{known['repository']}/manifests/{known['digest']}"):
-            return known
+    known = json.loads(note.read_text(encoding="utf-8")) if note.exists() else {}
+    return known if known.get("made_from") == engine_made_from(build) else {}
+
+
+def built_engine(build: str) -> str:
+    """Reference of the engine image on this machine, made by the role replica if it is not there."""
     told = LIVE / "engine_image.json"
     # Not replaced when it is there: then an earlier run was cut short, and its list is the true one.
     before = HOST_STATE / "images_before.json"
@@ -540,7 +545,16 @@ def engine_image(registry: Member, build: str) -> dict[str, str]:
         images = docker("images", "--format={{.Repository}}:{{.Tag}}").split()
         write_whole(before, lambda file: file.write(json.dumps(images).encode()))
     playbook("engine.yml", "-e", json.dumps({"lab_told": str(told), "lab_build": build}))
-    built = json.loads(told.read_text(encoding="utf-8"))["reference"]
+    return json.loads(told.read_text(encoding="utf-8"))["reference"]
+
+
+def engine_image(registry: Member, build: str, built: str) -> dict[str, str]:
+    """Repository and digest of an engine image in the lab's registry. ``built``: its reference where it was just made, or empty."""
+    until("registry", time.monotonic() + BOOT_TIMEOUT_S, lambda: registry_answers("/v2/"), registry.require_running)
+    known = engine_noted(build)
+    if known and registry_answers(f"/v2/{known['repository']}/manifests/{known['digest']}"):
+        return known
+    built = built or built_engine(build)
     repository = built.rsplit(":", 1)[0]
     alias = registry_url().removeprefix("http://") + "/" + built
     say(f"pushing {built} to {REGISTRY_NAME}")
@@ -549,11 +563,11 @@ def engine_image(registry: Member, build: str) -> dict[str, str]:
     image = inspect("image", alias) or {}
     digest = next(name.split("@")[1] for name in image["RepoDigests"] if name.startswith(alias.rsplit(":", 1)[0] + "@"))
     docker("rmi", alias)
-    if built not in json.loads(before.read_text(encoding="utf-8")):
+    if built not in json.loads((HOST_STATE / "images_before.json").read_text(encoding="utf-8")):
         # Refused where something else on this machine has begun to use it: then it is no longer the lab's alone.
         subprocess.run([*docker_command(), "rmi", built], capture_output=True)
-    known = {"made_from": made_from, "repository": repository, "digest": digest}
-    write_whole(note, lambda file: file.write(json.dumps(known).encode()))
+    known = {"made_from": engine_made_from(build), "repository": repository, "digest": digest}
+    write_whole(CACHE / f"engine-{build}.json", lambda file: file.write(json.dumps(known).encode()))
     return known
 
 
@@ -610,7 +624,8 @@ def up(count: int, build: str, played: bool) -> None:
         KEY.unlink(missing_ok=True)
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ironserve-lab", "-f", str(KEY))
 
-    image = node_image()
+    # Neither needs the other, and each keeps one core busy.
+    image, built = side_by_side(lambda make: make(), [node_image, lambda: "" if engine_noted(build) else built_engine(build)])
     image_id = (inspect("image", image) or {})["Id"]
     subnet = network()
     registry, nodes = registry_member(subnet), node_members(subnet, count)
@@ -623,7 +638,7 @@ def up(count: int, build: str, played: bool) -> None:
     write_whole(KNOWN_HOSTS, lambda file: file.write("".join(lines).encode()))
     side_by_side(admit, nodes)
 
-    engine = engine_image(registry, build)
+    engine = engine_image(registry, build, built)
     hosts = play_hosts(nodes[1:]) if played else {}
     if not played:
         unplay_hosts(nodes[1:])
