@@ -249,6 +249,7 @@ def run(root: Path, told: dict[str, Any], *arguments: str, **options: Any) -> su
     return subprocess.run([str(tool), *arguments], capture_output=True, text=True, env=environment, check=False, **options)
 
 
+@pytest.mark.slow
 def test_the_program_says_what_the_probe_understands(roots, kind):
     root, _told = roots[kind]
     found = PROBES[kind].probe(view(root, kind))

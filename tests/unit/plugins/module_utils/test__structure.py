@@ -200,6 +200,7 @@ def test_a_marker_of_fewer_or_older_checks_does_not_cover_more():
 # ---- size
 
 
+@pytest.mark.slow
 def test_no_tensor_data_is_read_and_forty_shards_of_64000_tensors_take_seconds(tmp_path):
     """35 GB that are only holes: a read of them would take minutes, the headers take well under two seconds of a core."""
     shards = tiny_w8a8.split(tiny_w8a8.names(tiny_w8a8.FULL), 40)

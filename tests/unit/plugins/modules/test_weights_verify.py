@@ -21,6 +21,7 @@ from faults.tiny_gguf import tiny_gguf
 from ansible_collections.ironserve.llm.plugins.module_utils import _structure, _weights_verify
 from ansible_collections.ironserve.llm.plugins.modules import quantization_config, weights_verify
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[4]
 
 
