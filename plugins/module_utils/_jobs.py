@@ -114,20 +114,22 @@ def _try_lock(folder: str) -> int | None:
 @contextlib.contextmanager
 def idle(folder: str, limit_s: float = 0.0) -> Iterator[None]:
     """Hold the lock of a folder in which no job may run meanwhile; LLMError names the one that does for longer than ``limit_s``."""
-    if not os.path.isdir(folder):
-        yield
-        return
     deadline = time.monotonic() + limit_s
-    number = _try_lock(folder)
-    while number is None:
-        if time.monotonic() >= deadline:
-            raise LLMError("{0}: a job is at work there: {1}. Wait for its end and run again".format(folder, look(folder).who()))
-        time.sleep(0.1)
-        number = _try_lock(folder)
+    number = None
+    while os.path.isdir(folder):
+        # Whoever else waited may have removed the folder since.
+        with contextlib.suppress(FileNotFoundError):
+            number = _try_lock(folder)
+            if number is not None:
+                break
+            if time.monotonic() >= deadline:
+                raise LLMError("{0}: a job is at work there: {1}. Wait for its end and run again".format(folder, look(folder).who()))
+            time.sleep(0.1)
     try:
         yield
     finally:
-        os.close(number)
+        if number is not None:
+            os.close(number)
 
 
 def look(folder: str, nonce: str = "") -> State:

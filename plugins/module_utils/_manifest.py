@@ -320,6 +320,20 @@ def marker_root(path: str) -> str | None:
     return root if isinstance(root, str) else None
 
 
+def write_claim(path: str, root: str) -> None:
+    """Say that ``root`` is being filled by this collection, for whoever removes what never became whole; read by ``marker_root``."""
+    make_folder(os.path.dirname(path))
+    temporary = "{0}.{1}".format(path, os.getpid())
+    try:
+        with open(temporary, "w", encoding="utf-8") as handle:
+            json.dump({"version": _MARKER_VERSION, "root": os.path.realpath(root)}, handle)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
 def write_marker(path: str, root: str, identity: str, results: list[FileResult], structure: str) -> None:
     """Remember a tree whose every file was found good. ``structure`` is the format whose structure was checked, or ""."""
     data = {

@@ -4,8 +4,9 @@
 
 """Verify a directory of weights, and put a verified one in place. Private to the collection.
 
-Beside the target ``<path>`` live ``<path>.part`` (what is being gathered; kept for the next try) and, for the moment
-of the switch, ``<path>.old``. What is at ``<path>`` is only ever a directory that was verified whole.
+Beside the target ``<path>`` live ``<path>.part`` (what is being gathered; kept for the next try), for the moment of the
+switch ``<path>.old``, and ``<path>.kept`` (what was there before, see _versions). What is at ``<path>`` is only ever a directory
+that was verified whole.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import threading
 import time
 import zipfile
 import zlib
-from typing import IO, Callable, Iterable, Iterator
+from typing import IO, Any, Callable, Iterable, Iterator
 
 from ansible_collections.ironserve.llm.plugins.module_utils import (
     _config_file,
@@ -32,6 +33,7 @@ from ansible_collections.ironserve.llm.plugins.module_utils import (
     _manifest,
     _progress,
     _structure,
+    _versions,
 )
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._lock import guard
@@ -64,6 +66,7 @@ class Report:
         hashed_bytes: bytes read for hashing in this run.
         seconds: time taken.
         needed_bytes: bytes of the files that are not good.
+        gathered_bytes: bytes that lie beside the directory already, left by an interrupted run; on disk, good or not.
         free_bytes: bytes free on the filesystem the directory is (or would be) on.
         quantization_ok: whether what says how the weights are quantized agrees with their tensors; None when not judged.
         quantization_problems: one line per disagreement.
@@ -82,6 +85,7 @@ class Report:
     quantization_ok: bool | None = None
     quantization_problems: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
+    gathered_bytes: int = 0
 
     @property
     def bytes_ok(self) -> bool:
@@ -123,6 +127,7 @@ class Report:
             "hashed_bytes": self.hashed_bytes,
             "seconds": round(self.seconds, 3),
             "needed_bytes": self.needed_bytes,
+            "gathered_bytes": self.gathered_bytes,
             "free_bytes": self.free_bytes,
         }
 
@@ -209,7 +214,19 @@ def verify(
         verdict,
         quantization_problems,
         notes,
+        _gathered(root),
     )
+
+
+def _gathered(root: str) -> int:
+    """Bytes on disk of what an interrupted run gathered for ``root``; half files have holes, which take no space."""
+    total = 0
+    for folder in (staging_of(root), job_of(root)):
+        for path in _manifest.tree_files(folder):
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(os.path.join(folder, path))
+                total += min(status.st_size, status.st_blocks * 512)
+    return total
 
 
 def remember(root: str, marker: str, report: Report) -> None:
@@ -247,6 +264,7 @@ class Placed:
         fetched: paths taken from the source.
         kept: paths that were good already.
         before: ``path size`` lines of what was there.
+        versions: what is kept for the way back, as plain data.
     """
 
     changed: bool
@@ -254,10 +272,11 @@ class Placed:
     fetched: list[str]
     kept: list[str]
     before: list[str]
+    versions: list[dict] = dataclasses.field(default_factory=list)
 
     def as_dict(self) -> dict:
         """Plain data for module results."""
-        names = ("changed", "fetched", "kept", "before")
+        names = ("changed", "fetched", "kept", "before", "versions")
         return dict({name: getattr(self, name) for name in names}, manifest_id=self.report.manifest_id)
 
 
@@ -267,8 +286,20 @@ def staging_of(path: str) -> str:
 
 
 def job_of(path: str) -> str:
-    """Where a download for ``path`` has its job."""
+    """Where a download for ``path`` has its job, or a host of a chain that takes (see _fanout): one at a time may gather."""
     return path + ".job"
+
+
+def forget_job(folder: str) -> None:
+    """Remove the folder of a job that is over."""
+    with contextlib.suppress(LLMError), _jobs.idle(folder):
+        if os.path.lexists(folder):
+            _remove(folder)
+
+
+def claim_of(marker: str) -> str:
+    """Where it says that a set of weights is ours that has no marker yet."""
+    return marker + ".claim"
 
 
 def document_of(path: str) -> str:
@@ -323,6 +354,8 @@ def place(
     source_about: dict | None = None,
     computed: Iterable[str] = (),
     progress_path: str = "",
+    keep: int = 0,
+    releases: Iterable[str] = (),
 ) -> Placed:
     """Make ``path`` hold exactly the manifest's files, read-only, taken from ``source`` where they are not there yet.
 
@@ -330,7 +363,8 @@ def place(
     at the target or left in the staging directory by an earlier try, are not fetched again.
     With ``look_only`` nothing is written and the report is about what is there now. ``source_about`` and ``computed`` go into
     the manifest that is stored as ``<path>.manifest.json``, see ``_manifest.document``. How far hashing and copying are is told in
-    the file ``progress_path``, see ``_progress``.
+    the file ``progress_path``, see ``_progress``. ``keep`` sets of weights that were there before are kept, and those that are used or
+    that ``releases`` name, see ``_versions.collect``.
 
     Raises LLMError; the target is then what it was, and good files stay in the staging directory.
     """
@@ -351,7 +385,14 @@ def place(
         with _jobs.idle(job_of(path), wait_s), guard(parent, wait_s):
             try:
                 stored = _manifest.document(entries, source_about or {}, computed)
+                if marker and not os.path.exists(marker):
+                    _manifest.write_claim(claim_of(marker), path)
                 placed = _place_locked(path, entries, weights_format, source, marker, margin, deep, stored, progress_path)
+                before = len(_versions.versions(path))
+                placed.versions = [version.as_dict() for version in _versions.collect(path, keep, releases)]
+                placed.changed = placed.changed or len(placed.versions) < before
+                if marker and os.path.exists(marker) and os.path.lexists(claim_of(marker)):
+                    os.unlink(claim_of(marker))
             finally:
                 _drop_empty(staging_of(path))
             if os.path.lexists(job_of(path)):
@@ -417,9 +458,11 @@ def _place_locked(
     if os.path.lexists(old):
         # a run was killed inside the switch: the last good directory goes back before anything else
         if os.path.lexists(path):
-            _remove(old)
+            _put_aside(path, _known_document(path).get("manifest_id", ""))
         else:
             os.rename(old, path)
+    if os.path.lexists(document_of(old)):
+        os.unlink(document_of(old))
     tell = _progress.Progress(progress_path, "hash").report
     report = verify(path, entries, weights_format, marker, deep, True, True, report=tell)
     before = listing(path)
@@ -482,6 +525,9 @@ def _place_locked(
         raise LLMError(text)
     _protect(staging, entries)
     _sync(staging, entries)
+    known = _known_document(path)
+    if known and os.path.lexists(path):
+        _manifest.write_document(document_of(old), known)
     document = _manifest.prepare_document(document_of(path), stored)
     if os.path.lexists(path):
         os.rename(path, old)
@@ -489,8 +535,58 @@ def _place_locked(
     os.replace(document, document_of(path))
     _sync_folder(os.path.dirname(path))
     if os.path.lexists(old):
-        _remove(old)
+        _put_aside(path, stored["manifest_id"])
     return _finish(path, entries, weights_format, marker, [entry.path for entry in wanted], before, found)
+
+
+def _put_aside(path: str, identity: str) -> None:
+    """Keep what the switch moved away, until ``_versions.collect`` drops it; the same weights again, or ones nobody can name, go at once."""
+    old = path + ".old"
+    known = _known_document(old)
+    if known and known["manifest_id"] != identity:
+        _versions.retire(old, path, known)
+    else:
+        _remove(old)
+    if os.path.lexists(document_of(old)):
+        os.unlink(document_of(old))
+    # What is in place again needs no second copy.
+    if os.path.lexists(_versions.version_of(path, identity)):
+        _versions.drop(_versions.version_of(path, identity))
+
+
+def recall(path: str, entries: list[Entry], weights_format: str, marker: str = "", look_only: bool = False, **more: Any) -> Placed | None:
+    """Put kept weights back that are exactly the manifest's; None when there are none, or they are damaged.
+
+    No byte is copied: their files are linked. What is good of damaged ones is left in the staging directory, for the fetching to go on
+    from. ``more`` are arguments of ``place``.
+    """
+    where, staging = _versions.version_of(path, _manifest.manifest_id(entries)), staging_of(path)
+    if not any(version.path == where for version in _versions.versions(path)):
+        return None
+    if look_only:
+        sizes = all(os.path.isfile(os.path.join(where, entry.path)) for entry in entries)
+        return place(path, entries, weights_format, {"kind": "directory", "path": where}, marker, look_only=True) if sizes else None
+    try:
+        with _jobs.idle(job_of(path), more.get("wait_s", 1800.0)), guard(os.path.dirname(path), more.get("wait_s", 1800.0)):
+            staged = clean_staging(staging, entries)
+            results = _manifest.check_tree(where, entries, extras=False)
+            good = [result.path for result in results if result.verdict == _manifest.OK]
+            for name in good:
+                if name not in staged:
+                    target = os.path.join(staging, *name.split("/"))
+                    _manifest.make_folder(os.path.dirname(target))
+                    os.link(os.path.join(where, *name.split("/")), target)
+            if len(good) < len(entries):
+                _versions.drop(where)
+                _drop_empty(staging)
+                return None
+    except OSError as exc:
+        raise LLMError(
+            "{0}: {1}. The weights kept in {2} were not put back; nothing was changed".format(
+                exc.filename or path, exc.strerror or exc, where
+            )
+        ) from exc
+    return place(path, entries, weights_format, {"kind": "staged"}, marker, **more)
 
 
 def _finish(
@@ -579,8 +675,8 @@ def remove(path: str, marker: str, look_only: bool = False) -> tuple[bool, list[
 
     Returns ``(changed, lines of what was there)``.
     """
-    names = (path, staging_of(path), path + ".old", job_of(path), document_of(path), path + ".config.json", marker)
-    mine = [name for name in names if name and os.path.lexists(name)] + _document_halves(path)
+    names = [path, path + ".config.json"] + leftovers(path) + ([marker, claim_of(marker)] if marker else [])
+    mine = [name for name in names if os.path.lexists(name)] + _document_halves(path)
     before = listing(path)
     if look_only or not mine:
         return bool(mine), before
@@ -596,40 +692,69 @@ def remove(path: str, marker: str, look_only: bool = False) -> tuple[bool, list[
     return True, before
 
 
-def purge(base: str, look_only: bool = False) -> tuple[bool, list[str]]:
-    """Remove every set of weights below ``base`` that its markers in ``<base>/.verified`` know, the lists of hubs, and all leftovers.
+#: What stands behind the name of a set of weights in the folders of its jobs.
+_JOBS = (".give.job", ".place.job", ".verify.job", ".job")
 
-    What somebody else put there has no marker and stays. Returns ``(changed, lines of what was there)``.
+
+def leftovers(path: str) -> list[str]:
+    """Every name beside ``path`` that this collection uses for what is gathered, kept, recorded or at work for it."""
+    old = path + ".old"
+    return [staging_of(path), old, document_of(old), document_of(path), _versions.kept_of(path)] + [path + end for end in _JOBS]
+
+
+def _at_work(base: str) -> list[str]:
+    """Paths of weights at most two levels below ``base`` for which a job of ours left its folder."""
+    found = []
+    for folder in [base] + [item.path for item in os.scandir(base) if item.is_dir(follow_symlinks=False)]:
+        for name in os.listdir(folder):
+            where = os.path.join(folder, name)
+            if name.endswith(".job") and not os.path.islink(where) and _jobs.look(where).nonce:
+                end = next(end for end in _JOBS if name.endswith(end))
+                found.append(where[: -len(end)])
+    return sorted(set(found))
+
+
+def purge(base: str, look_only: bool = False, also: Iterable[str] = ()) -> tuple[bool, list[str]]:
+    """Remove every set of weights below ``base`` that its markers in ``<base>/.verified`` know, what was gathered for them, and the lists of hubs.
+
+    Sets that never became whole are known by a claim beside the markers, by the folder of their job, or are named in ``also`` (their
+    paths). What somebody else put there is neither and stays. Returns ``(changed, lines of what was there)``.
     """
-    verified = os.path.join(base, ".verified")
+    verified, real = os.path.join(base, ".verified"), os.path.realpath(base)
     markers = sorted(os.listdir(verified)) if os.path.isdir(verified) else []
     changed, before = False, []
+    sets = []
     for name in markers:
-        marker = os.path.join(verified, name)
-        root = _manifest.marker_root(marker)
-        if root is None or not root.startswith(os.path.realpath(base) + os.sep):
+        # A claim goes with its marker, be that there or not.
+        marker = os.path.join(verified, name[: -len(".claim")] if name.endswith(".claim") else name)
+        root = _manifest.marker_root(os.path.join(verified, name))
+        if root is not None and root.startswith(real + os.sep):
+            sets.append((root, marker))
+    for path in (_at_work(base) if os.path.isdir(base) else []) + [path for path in also if path.startswith(base + os.sep)]:
+        sets.append((path, ""))
+    for root, marker in sets:
+        if not marker:
+            # Without a marker it was never ours as a whole: only what lies beside it goes.
+            names = [name for name in leftovers(root) + _document_halves(root) if os.path.lexists(name)]
+            changed = changed or bool(names)
+            for name in [] if look_only else names:
+                _remove(name)
+            if not look_only and os.path.dirname(root) != base:
+                with contextlib.suppress(OSError):
+                    os.rmdir(os.path.dirname(root))
             continue
         done, lines = remove(root, marker, look_only)
         changed = changed or done
-        before.extend("{0}/{1}".format(os.path.relpath(root, os.path.realpath(base)), line) for line in lines)
-    for folder in [base] + [os.path.join(base, name) for name in (sorted(os.listdir(base)) if os.path.isdir(base) else [])]:
-        for name in sorted(os.listdir(folder)) if os.path.isdir(folder) and not os.path.islink(folder) else []:
-            if name.endswith((".part", ".old", ".job", ".config.json")):
-                changed = True
-                if not look_only:
-                    _remove(os.path.join(folder, name))
-        # what a failed first try left; a directory with anything in it stays
-        if not look_only and folder != base:
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
+        before.extend("{0}/{1}".format(os.path.relpath(root, real), line) for line in lines)
     lists = os.path.join(base, ".manifests")
     if os.path.isdir(lists) and not os.path.islink(lists):
         changed = True
         if not look_only:
             _remove(lists)
     if not look_only:
-        with contextlib.suppress(OSError):
-            os.rmdir(base)
+        for folder in (verified, base):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
     return changed, before
 
 

@@ -185,6 +185,7 @@ def without_manifest(arguments: dict[str, Any]) -> dict[str, Any]:
         "hashed_bytes": 0,
         "seconds": round(time.monotonic() - start, 3),
         "needed_bytes": 0,
+        "gathered_bytes": 0,
         "free_bytes": _weights.free_bytes(path),
         "complaint": complaint,
         **config_of(arguments),

@@ -17,6 +17,7 @@ description:
     is stored beside them as C(<path>.manifest.json).
   - A file that does not verify never replaces anything. What was gathered and is good stays for the next run, so an
     interrupted run goes on where it was.
+  - What was there before is kept in C(<path>.kept) for the way back, by count, and never removed while somebody uses it.
   - Only one writer works at a time; others wait for O(lock_timeout).
 options:
   path:
@@ -26,14 +27,15 @@ options:
   state:
     description:
       - V(present) puts the weights in place.
-      - V(absent) removes O(path), what was gathered for it, its stored manifest, and O(marker).
+      - V(recalled) puts kept weights back that are exactly the manifest's, without any source; without such weights it does nothing.
+      - V(absent) removes O(path), what was gathered and kept for it, its stored manifest, and O(marker).
       - V(purged) removes every set of weights below O(path) that has a marker in C(<path>/.verified), and what was
-        gathered there; other files stay.
+        gathered and kept for these, for those in O(also), and for those that never became whole; other files stay.
     type: str
-    choices: [present, absent, purged]
+    choices: [present, recalled, absent, purged]
     default: present
   manifest:
-    description: The files the directory must hold, and no others. Needed for O(state=present).
+    description: The files the directory must hold, and no others. Needed for O(state=present) and O(state=recalled).
     type: list
     elements: dict
     suboptions:
@@ -50,7 +52,7 @@ options:
         type: str
         required: true
   format:
-    description: Format whose structure is checked. Needed for O(state=present).
+    description: Format whose structure is checked. Needed for O(state=present) and O(state=recalled).
     type: str
     choices: [gguf, safetensors]
   source:
@@ -102,6 +104,22 @@ options:
     description: Whether to hash files that the marker says are unchanged.
     type: bool
     default: false
+  keep:
+    description:
+      - How many sets of weights that were at O(path) before are kept. Those in use, by a mount, an open file, a symbolic link beside
+        O(path) or a release, stay beyond that number until nobody uses them any more.
+    type: int
+    default: 0
+  releases:
+    description: Files that name the identities of weights that a release needs, such as release records.
+    type: list
+    elements: path
+    default: []
+  also:
+    description: With O(state=purged), directories of weights that may never have become whole; what was gathered for them goes too.
+    type: list
+    elements: path
+    default: []
   margin_mib:
     description: Space that must stay free on the filesystem, in MiB.
     type: int
@@ -161,7 +179,7 @@ path:
   type: str
 manifest_id:
   description: Identity of the manifest.
-  returned: when state is present
+  returned: when state is present or recalled
   type: str
 manifest_file:
   description: Where the manifest is stored, beside the weights.
@@ -181,6 +199,25 @@ kept:
   returned: when state is present
   type: list
   elements: str
+recalled:
+  description: Whether kept weights are (in check mode would be) in place again.
+  returned: when state is recalled
+  type: bool
+versions:
+  description: What is kept for the way back, the latest first.
+  returned: when state is present or recalled
+  type: list
+  elements: dict
+  contains:
+    path:
+      description: Its directory.
+      type: str
+    manifest_id:
+      description: Its identity.
+      type: str
+    used:
+      description: Who uses it, in words; empty when nobody does.
+      type: str
 seconds:
   description: Time taken, in seconds.
   returned: when state is present
@@ -247,6 +284,8 @@ def present(module: AnsibleModule, path: str, marker: str) -> dict:
         "wait_s": params["lock_timeout"],
         "source_about": params["source_about"],
         "computed": params["computed"],
+        "keep": params["keep"],
+        "releases": params["releases"],
     }
     known = _manifest.read_marker(marker, path, _manifest.manifest_id(entries))["files"] if marker and not params["deep"] else {}
     large = sum(entry.size for entry in entries) >= JOB_BYTES and not _manifest.unchanged(path, entries, known)
@@ -263,6 +302,7 @@ def present(module: AnsibleModule, path: str, marker: str) -> dict:
         "fetched": placed["fetched"],
         "fetched_bytes": sum(entry.size for entry in entries if entry.path in fetched),
         "kept": placed["kept"],
+        "versions": placed["versions"],
         "seconds": round(time.monotonic() - start, 3),
         "diff": {
             "before_header": path,
@@ -275,10 +315,26 @@ def present(module: AnsibleModule, path: str, marker: str) -> dict:
     }
 
 
+def recalled(module: AnsibleModule, path: str, marker: str) -> dict:
+    """Put kept weights back, if there are any."""
+    params = module.params
+    entries = _manifest.parse_manifest(params["manifest"])
+    more = {} if module.check_mode else {"keep": params["keep"], "releases": params["releases"], "wait_s": params["lock_timeout"]}
+    more = more if module.check_mode else dict(more, source_about=params["source_about"], computed=params["computed"])
+    placed = _weights.recall(path, entries, params["format"], marker, module.check_mode, **more)
+    result = {"changed": False, "path": path, "manifest_id": _manifest.manifest_id(entries), "recalled": placed is not None, "versions": []}
+    if placed is not None:
+        after = lines(["{0} {1}".format(entry.path, entry.size) for entry in entries])
+        result.update(changed=placed.changed, versions=placed.versions)
+        result["diff"] = {"before_header": path, "after_header": path, "before": lines(placed.before), "after": after}
+    return result
+
+
 def absent(module: AnsibleModule, path: str, marker: str) -> dict:
     """Remove what this module made."""
     if module.params["state"] == "purged":
-        changed, before = _weights.purge(path, module.check_mode)
+        also = [os.path.abspath(name) for name in module.params["also"]]
+        changed, before = _weights.purge(path, module.check_mode, also)
     else:
         changed, before = _weights.remove(path, marker, module.check_mode)
     return {
@@ -293,7 +349,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "path": {"type": "path", "required": True},
-            "state": {"type": "str", "choices": ["present", "absent", "purged"], "default": "present"},
+            "state": {"type": "str", "choices": ["present", "recalled", "absent", "purged"], "default": "present"},
             "manifest": {
                 "type": "list",
                 "elements": "dict",
@@ -326,17 +382,20 @@ def main() -> None:
             "computed": {"type": "list", "elements": "str", "default": []},
             "marker": {"type": "path"},
             "deep": {"type": "bool", "default": False},
+            "keep": {"type": "int", "default": 0},
+            "releases": {"type": "list", "elements": "path", "default": []},
+            "also": {"type": "list", "elements": "path", "default": []},
             "margin_mib": {"type": "int", "default": 512},
             "lock_timeout": {"type": "int", "default": 1800},
             "detach": {"type": "bool", "default": False},
             "job": {"type": "str", "default": ""},
         },
-        required_if=[("state", "present", ["manifest", "format", "source"])],
+        required_if=[("state", "present", ["manifest", "format", "source"]), ("state", "recalled", ["manifest", "format"])],
         supports_check_mode=True,
     )
     path = os.path.abspath(module.params["path"])
     marker = os.path.abspath(module.params["marker"]) if module.params["marker"] else ""
-    work = present if module.params["state"] == "present" else absent
+    work = {"present": present, "recalled": recalled}.get(module.params["state"], absent)
     try:
         module.exit_json(**work(module, path, marker))
     except _jobs.Pending as pending:

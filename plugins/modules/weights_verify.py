@@ -217,6 +217,10 @@ needed_bytes:
   description: Size of the files that are not good, in bytes.
   returned: always
   type: int
+gathered_bytes:
+  description: Bytes that an interrupted run left beside the directory.
+  returned: always
+  type: int
 free_bytes:
   description: Free space on the filesystem of O(path), in bytes.
   returned: always

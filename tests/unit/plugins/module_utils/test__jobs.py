@@ -266,3 +266,17 @@ def test_a_packed_worker_needs_nothing_but_itself(folder, tmp_path):
     script = "import sys; sys.path.insert(0, {!r}); from {} import _jobs, _sample; print(_sample.__file__)".format(path, _jobs.PACKAGE)
     done = subprocess.run([sys.executable, "-I", "-c", script], cwd="/", env={}, capture_output=True, text=True, check=False)
     assert done.stdout.startswith(path), done.stderr
+
+
+def test_a_folder_that_goes_away_while_it_is_asked_for_is_idle(tmp_path, monkeypatch):
+    folder = tmp_path / "job"
+    folder.mkdir()
+    real = _jobs._try_lock
+
+    def gone(path):
+        folder.rmdir()
+        return real(path)
+
+    monkeypatch.setattr(_jobs, "_try_lock", gone)
+    with _jobs.idle(str(folder)):
+        assert not folder.exists()

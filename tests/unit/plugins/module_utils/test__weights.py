@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from faults.tiny_gguf import tiny_gguf
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _manifest, _progress, _structure, _weights
+from ansible_collections.ironserve.llm.plugins.module_utils import _manifest, _progress, _structure, _versions, _weights
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 ONE, TWO = tiny_gguf(("a.weight",)), tiny_gguf(("b.weight",), fill=0x33)
@@ -179,13 +179,13 @@ def test_killed_inside_the_switch_it_converges(site, monkeypatch, moment):
             raise KeyboardInterrupt
         real(source, target)
 
-    def remove(path):
+    def put_aside(path, identity):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", rename)
         if moment == "after":
-            patch.setattr(_weights, "_remove", remove)
+            patch.setattr(_weights, "_put_aside", put_aside)
         with pytest.raises(KeyboardInterrupt):
             site.put()
     assert site.path.exists() == (moment != "between")
@@ -400,13 +400,28 @@ def test_purging_takes_every_set_that_has_a_marker_and_nothing_else(site):
         {"kind": "directory", "path": str(site.origin)},
         str(site.base / ".verified/old-v.json"),
     )
-    fill(site.base, {"mine/v/model.gguf": ONE, "half/q.part/one.gguf": ONE[:9]})
-    assert _weights.purge(str(site.base), look_only=True)[0]
+    # Ours that never became whole: one has the folder of a job, one is named, one was claimed before it was filled.
+    fill(site.base, {"half/q.part/one.gguf": ONE[:9], "half/q.job/job.json": b'{"nonce": "n"}', "named/q.part/one.gguf": ONE[:9]})
+    with pytest.raises(LLMError):
+        _weights.place(
+            str(site.base / "claimed" / "v"),
+            site.entries,
+            "gguf",
+            {"kind": "directory", "path": str(fill(site.origin / "half", {"one.gguf": ONE, "sub/two.gguf": ONE}))},
+            str(site.base / ".verified/claimed-v.json"),
+        )
+    assert (site.base / "claimed/v.part/one.gguf").exists()
+    # Other people's, whatever they are called.
+    theirs = ["a.part/x", "mine/v/model.gguf", "mine/v.job/notes", "mine/v.old/model.gguf", "mine/v.part/model.gguf", "x.config.json"]
+    fill(site.base, dict.fromkeys(theirs, ONE))
+    named = [str(site.base / "named" / "q")]
+    assert _weights.purge(str(site.base), look_only=True, also=named)[0]
     assert site.content() == FILES
-    changed, before = _weights.purge(str(site.base))
+    changed, before = _weights.purge(str(site.base), also=named)
     assert changed and "demo/q/one.gguf {0}".format(len(ONE)) in before and len(before) == 4
-    assert _manifest.tree_files(str(site.base)) == ["mine/v/model.gguf"]
-    assert not _weights.purge(str(site.base))[0]
+    assert _manifest.tree_files(str(site.base)) == sorted(theirs)
+    assert sorted(os.listdir(site.base)) == ["a.part", "mine", "x.config.json"]
+    assert not _weights.purge(str(site.base), also=named)[0]
 
 
 def test_purging_believes_no_marker_about_another_place(site, tmp_path):
@@ -521,3 +536,80 @@ def test_a_job_places_as_a_call_does(site):
     assert (value["changed"], value["fetched"], value["kept"]) == (True, ["one.gguf", "sub/two.gguf"], [])
     assert value["manifest_id"] == _manifest.manifest_id(site.entries) and site.content() == FILES
     assert json.loads(json.dumps(value)) == value
+
+
+# ---- what was there before
+
+
+def replaced(site, files, **more):
+    """Other weights at the same place."""
+    origin = fill(site.origin.parent / "o{0}".format(len(os.listdir(site.origin.parent))), files)
+    site.entries = entries_of(files)
+    return site.put({"kind": "directory", "path": str(origin)}, **more)
+
+
+VERSIONS = [{"one.gguf": ONE, "sub/two.gguf": tiny_gguf(("b.weight",), fill=number)} for number in range(1, 6)]
+
+
+def kept(site) -> list:
+    return [
+        next(number for number, files in enumerate(VERSIONS) if _manifest.manifest_id(entries_of(files)) == version.manifest_id)
+        for version in _versions.versions(str(site.path))
+    ]
+
+
+def test_what_was_there_before_is_kept_by_count(site):
+    for number in range(4):
+        placed = replaced(site, VERSIONS[number], keep=2)
+        time.sleep(0.01)
+    assert kept(site) == [2, 1] and [item["used"] for item in placed.versions] == ["", ""]
+    # Fewer from now on, without any other change.
+    placed = replaced(site, VERSIONS[3], keep=1)
+    assert placed.changed and not placed.fetched and kept(site) == [2]
+    assert not replaced(site, VERSIONS[3], keep=1).changed
+    replaced(site, VERSIONS[3], keep=0)
+    assert sorted(os.listdir(site.path.parent)) == ["q", "q.manifest.json"]
+
+
+def test_kept_weights_come_back_without_a_source(site):
+    replaced(site, VERSIONS[0], keep=1)
+    inode = (site.path / "sub/two.gguf").stat().st_ino
+    replaced(site, VERSIONS[1], keep=1)
+    site.entries = entries_of(VERSIONS[0])
+    assert _weights.recall(str(site.path), site.entries, "gguf", str(site.marker), look_only=True).changed
+    assert site.content() == VERSIONS[1]
+    placed = _weights.recall(str(site.path), site.entries, "gguf", str(site.marker), keep=1)
+    assert placed.changed and site.content() == VERSIONS[0] and (site.path / "sub/two.gguf").stat().st_ino == inode
+    assert kept(site) == [1]
+    site.entries = entries_of(VERSIONS[2])
+    assert _weights.recall(str(site.path), site.entries, "gguf", str(site.marker), keep=1) is None
+
+
+def test_damaged_kept_weights_do_not_come_back_and_what_is_good_of_them_is_used(site):
+    replaced(site, VERSIONS[0], keep=1)
+    replaced(site, VERSIONS[1], keep=1)
+    where = Path(_versions.version_of(str(site.path), _manifest.manifest_id(entries_of(VERSIONS[0]))))
+    os.chmod(where / "sub/two.gguf", 0o644)
+    (where / "sub/two.gguf").write_bytes(VERSIONS[2]["sub/two.gguf"])
+    site.entries = entries_of(VERSIONS[0])
+    assert _weights.recall(str(site.path), site.entries, "gguf", str(site.marker), keep=1) is None
+    assert site.content() == VERSIONS[1] and _manifest.tree_files(str(site.part)) == ["one.gguf"] and kept(site) == []
+
+
+def test_the_same_weights_repaired_are_no_version(site):
+    replaced(site, VERSIONS[0], keep=3)
+    os.chmod(site.path / "one.gguf", 0o644)
+    (site.path / "one.gguf").write_bytes(TWO)
+    replaced(site, VERSIONS[0], keep=3, deep=True)
+    assert site.content() == VERSIONS[0] and kept(site) == []
+
+
+def test_a_kill_inside_the_switch_costs_no_version(site, monkeypatch):
+    replaced(site, VERSIONS[0], keep=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(_weights, "_put_aside", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            replaced(site, VERSIONS[1], keep=1)
+    replaced(site, VERSIONS[1], keep=1)
+    assert site.content() == VERSIONS[1] and kept(site) == [0]
+    assert sorted(os.listdir(site.path.parent)) == ["q", "q.kept", "q.manifest.json"]

@@ -151,3 +151,19 @@ def test_a_job_that_fails_is_one_message(site, run_module, monkeypatch):
     monkeypatch.setattr(weights_files, "LINGER_S", 30.0)
     answer = run_module(weights_files, dict(arguments, path=str(site.path), detach=True))
     assert answer["failed"] and answer["msg"].startswith("/nonexistent: source directory of the weights")
+
+
+def test_replaced_weights_are_kept_come_back_and_are_purged(site):
+    site.present(keep=1)
+    other = {"one.gguf": tiny_gguf(("y.weight",)), "sub/two.gguf": GOOD["sub/two.gguf"]}
+    (site.origin / "one.gguf").write_bytes(other["one.gguf"])
+    code, result = site.present(keep=1, manifest=manifest(other))
+    assert code == 0 and [item["used"] for item in result["versions"]] == [""] and result["fetched"] == ["one.gguf"]
+    for check in (True, False):
+        code, result = site.present(state="recalled", source=None, keep=1, _ansible_check_mode=check, _ansible_diff=True)
+        assert (code, result["changed"], result["recalled"]) == (0, True, True) and result["diff"]["before"] != ""
+        assert ((site.path / "one.gguf").read_bytes() == GOOD["one.gguf"]) is not check
+    code, result = site.present(state="recalled", keep=1, manifest=manifest({"one.gguf": GOOD["sub/two.gguf"]}))
+    assert (code, result["changed"], result["recalled"]) == (0, False, False)
+    assert sorted(os.listdir(site.path.parent)) == ["q", "q.kept", "q.manifest.json"]
+    assert run("weights_files", path=str(site.base), state="purged")[1]["changed"] and not site.base.exists()
