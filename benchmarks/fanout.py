@@ -199,7 +199,7 @@ def main() -> int:
     goals = [
         ("time / (bytes / link)", found["time_ratio"], TIME_GOAL),
         ("bytes the first host sent / bytes", found["origin_ratio"], ORIGIN_GOAL),
-        ("the same on the wire, with every header", found["origin_wire_ratio"], ORIGIN_GOAL),
+        ("the same as its network interface counts", found["origin_wire_ratio"], ORIGIN_GOAL),
     ]
     if options.json:
         print(json.dumps(found, indent=1))

@@ -321,7 +321,7 @@ def test_eight_targets_over_links_of_their_own(tmp_path):
         assert [list(result["given"]) for result in results] == [["origin"], *([name] for name in EIGHT[:-1])]
         sent = fleet.end_all()
         assert sent == {**dict.fromkeys(["origin", *EIGHT[:-1]], fleet.size), "h7": 0}
-        # on the wire, with every header and every answer
+        # as its network interface counts, answers and repeats included
         assert fleet.size <= wire <= 1.05 * fleet.size, wire / fleet.size
 
 

@@ -115,18 +115,17 @@ def test_one_download_for_all_and_then_a_ninth_host_and_the_way_back(site):
 def test_from_the_controller_with_and_without_an_address_of_its_own(site):
     """A hub's files lie on the controller: the first host gets them over Ansible's connection, or from the controller like the others."""
     source = {"kind": "modelscope", "repo": NAME, "endpoint": site.hub.url}
-    said = site.play(source, FILES)
-    assert "m/v: a -> b -> c -> d" in said
-    site.have(FILES)
+    said = site.play(source, FILES, hosts="a:b:c")
+    assert "m/v: a -> b -> c" in said
+    site.have(FILES, "abc")
     site.hub.repo(NAME, NEWER)
-    said = site.play(source, NEWER, weights_fanout_controller="127.0.0.20", weights_keep=0)
-    assert "m/v: localhost -> a -> b -> c -> d" in said
-    site.have(NEWER)
+    said = site.play(source, NEWER, hosts="a:b", weights_fanout_controller="127.0.0.20", weights_keep=0)
+    assert "m/v: localhost -> a -> b" in said
+    site.have(NEWER, "ab")
     # Not at all, when that is wanted.
-    site.hub.repo(NAME, FILES)
-    said = site.play(source, FILES, weights_fanout=False, weights_keep=0)
+    said = site.play(source, NEWER, hosts="c:d", weights_fanout=False, weights_keep=0)
     assert "->" not in said.replace("-> localhost", "")
-    site.have(FILES)
+    site.have(NEWER, "cd")
 
 
 def test_batches_and_another_host_as_the_source(site):
@@ -143,14 +142,14 @@ def test_batches_and_another_host_as_the_source(site):
 
 
 def test_a_chain_that_cannot_begin_is_one_message_and_touches_nothing(site):
-    site.play(mirror(site), FILES)
-    before = {host: (site.weights(host) / "model.gguf").stat().st_ino for host in HOSTS}
+    site.play(mirror(site), FILES, hosts="a:b:c")
+    before = {host: (site.weights(host) / "model.gguf").stat().st_ino for host in "abc"}
     site.hub.repo(NAME, NEWER)
-    said = site.play(mirror(site), NEWER, fails=True, weights_fanout_address="192.0.2.1")
+    said = site.play(mirror(site), NEWER, hosts="a:b:c", fails=True, weights_fanout_address="192.0.2.1")
     assert "192.0.2.1 is no address of this host: set weights_fanout_address" in said
     # The first has them, for it needs nobody; the others serve what they had.
     assert site.content("a") == NEWER
-    assert all(site.content(host) == FILES and (site.weights(host) / "model.gguf").stat().st_ino == before[host] for host in "bcd")
-    said = site.play(mirror(site), NEWER)
-    assert "m/v: a -> b -> c -> d" in said
-    site.have(NEWER)
+    assert all(site.content(host) == FILES and (site.weights(host) / "model.gguf").stat().st_ino == before[host] for host in "bc")
+    said = site.play(mirror(site), NEWER, hosts="a:b:c")
+    assert "m/v: a -> b -> c" in said
+    site.have(NEWER, "abc")
