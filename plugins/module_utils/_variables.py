@@ -2,9 +2,11 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Find mistyped variables: names with one of our roles' prefixes that no role knows. Private to the collection."""
+"""Find mistyped variables: names with one of our roles' prefixes that no role knows, and names almost like an option. Private to the collection."""
 
 from __future__ import annotations
+
+import difflib
 
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import nearest
 
@@ -28,8 +30,12 @@ COLLECTION_VARIABLES = (
 )
 
 
+#: A name without our prefixes that is as near as this to an option (difflib's ratio) is that option with a slip in the prefix.
+SLIP = 0.92
+
+
 def unknown_variables(names: list[str], options: dict[str, list[str]]) -> list[str]:
-    """Return one line for each name that looks like ours and is not.
+    """Return one line for each name that looks like ours, or is an option with a slip, and is not.
 
     Args:
         names: the variable names of a host.
@@ -40,7 +46,9 @@ def unknown_variables(names: list[str], options: dict[str, list[str]]) -> list[s
     results = {"{0}_out".format(role) for role in options}
     lines = []
     for name in sorted(names):
-        if name.startswith(prefixes) and name not in known and name not in results:
+        if name.startswith(("ansible_", "_")) or name in known or name in results:
+            continue
+        if name.startswith(prefixes) or difflib.get_close_matches(name, known, n=1, cutoff=SLIP):
             lines.append(
                 "unknown variable '{0}'; {1}".format(name, nearest(name, known).split("Known:")[0].strip() or "see the roles' READMEs")
             )

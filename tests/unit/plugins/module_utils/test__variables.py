@@ -34,8 +34,26 @@ def test_nothing_near_still_is_an_error():
     assert line == "unknown variable 'gateway_zzzzqqqqxxxxzzzzqqqqjjjj'; see the roles' READMEs"
 
 
+@pytest.mark.parametrize("name", ["repica_count", "replicacount", "eplica_count", "gatway_port", "llmmodel", "lm_platform"])
+def test_a_slip_in_the_prefix_is_named_too(name):
+    (line,) = unknown_variables([name], OPTIONS)
+    assert line.startswith(f"unknown variable '{name}'; did you mean \"")
+
+
 @pytest.mark.parametrize(
-    "name", ["replica_count", "replica_out", "llm_platform", "ansible_host", "__replica_x", "replicas", "hostvars", "groups"]
+    "name",
+    [
+        "replica_count",
+        "replica_out",
+        "llm_platform",
+        "ansible_host",
+        "__replica_x",
+        "replicas",
+        "hostvars",
+        "groups",
+        "port_base",
+        "my_replica_count_of_old",
+    ],
 )
 def test_right_and_foreign_names_pass(name):
     assert unknown_variables([name], OPTIONS) == []
