@@ -219,6 +219,16 @@ def action_group(runtime_text: str, names: list[str]) -> list[str]:
     return findings
 
 
+def nameless(name: str, source: str) -> list[str]:
+    """Places where something is bound to ``_``, which ansible-test's pylint refuses; `make lint` would not see it."""
+    tree = ast.parse(source)
+    return [
+        f"{name}:{node.lineno}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id == "_" and isinstance(node.ctx, ast.Store)
+    ]
+
+
 def untested(sources: list[Path], tests: list[Path], texts: str) -> list[str]:
     """Python files without a unit test file named after them, nor any test that imports them."""
     names = {path.stem for path in tests}
@@ -322,6 +332,11 @@ def test_module_utils_know_only_what_they_may(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES + MODULE_UTILS, ids=ids(MODULES + MODULE_UTILS))
 def test_python_is_annotated(path: Path) -> None:
     assert unannotated(path.name, path.read_text()) == []
+
+
+def test_nothing_that_sanity_looks_at_is_bound_to_an_underscore() -> None:
+    places = [*ROOT.glob("plugins/**/*.py"), *ROOT.glob("tests/unit/plugins/**/*.py"), *ROOT.glob("tests/integration/**/*.py")]
+    assert places and [line for path in places for line in nameless(relative(path), path.read_text())] == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=ids(MODULES))
@@ -489,6 +504,10 @@ def test_rule_action_group_fails() -> None:
     assert len(action_group(text, ["a", "b"])) == 1
     assert len(action_group(text, ["a", "b", "c"])) == 2
     assert len(action_group("action_groups: {llm: [a, b]}", ["a"])) == 1
+
+
+def test_rule_nameless_fails() -> None:
+    assert nameless("x.py", "for _ in ():\n    pass\nfirst, _ = 1, 2\nall(_ for _ in ())\n_x = 1\n") == ["x.py:1", "x.py:3", "x.py:4"]
 
 
 def test_rule_untested_fails(tmp_path: Path) -> None:
