@@ -6,8 +6,8 @@
 """Offer the demo's site engines that are up and useless, and require that each is refused and the fleet goes on serving.
 
 One never answers, one dies at its first request; both list the model and say 200 to /health. A healthy engine does not show
-such faults, so a scripted one plays them, in the real engine's image and container. Then a real one is made to hang, and all are
-held to a speed they do not have. Needs the converged demo, run as root.
+such faults, so a scripted one plays them, in the real engine's image and container. With --turned it is the real engines that
+turn bad: one is made to hang, then all are held to a speed they do not have. Needs the converged demo, run as root.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def admitted(reference: str) -> set[int]:
     return ports & open_ports(state) if state else set()
 
 
-def main() -> int:
+def offered() -> list[str]:
+    """Offer the scripted engines; return what went wrong."""
     problems = []
     for behaviour in BEHAVIOURS:
         image = build(behaviour)
@@ -77,6 +78,12 @@ def main() -> int:
             problems.append(f"{behaviour}: nothing says that local-c0 was refused")
         if admitted(image["reference"]):
             problems.append(f"{behaviour}: the gateway sends traffic to it")
+    return problems
+
+
+def turned() -> list[str]:
+    """Have real engines turn bad; return what went wrong. The fleet is whole again at the end."""
+    problems = []
     say("one replica that hangs must leave the gateway, and its neighbours must stay in it")
     before = open_ports(gateway_state() or "")
     hung = json.loads(docker("inspect", "ironserve-c1"))[0]
@@ -101,19 +108,25 @@ def main() -> int:
     status, _output = site(HEALTHY)
     if status != 0 or open_ports(gateway_state() or "") != before:
         problems.append("hung and too slow: the fleet did not come back whole with a bearable floor")
+    return problems
 
+
+def main(arguments: list[str]) -> int:
+    problems = turned() if arguments == ["--turned"] else offered()
     say("the healthy engines must still be there, and nothing must be left to do")
     status, output = site(HEALTHY)
     if status != 0 or "changed=0 " not in output:
         problems.append("the healthy fleet was not left as it had been")
     for behaviour in BEHAVIOURS:
-        docker("image", "rm", "--force", f"ironserve-faults/{behaviour.replace('_', '-')}:test")
+        reference = f"ironserve-faults/{behaviour.replace('_', '-')}:test"
+        if docker("images", "--quiet", reference):
+            docker("image", "rm", "--force", reference)
     shutil.rmtree(PLACE, ignore_errors=True)
     for problem in problems:
         print(f"FAILED: {problem}")
-    print(f"{len(BEHAVIOURS)} useless engines offered, {len(problems)} problems")
+    print(f"useless engines: {len(problems)} problems")
     return 1 if problems else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
