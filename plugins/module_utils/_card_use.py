@@ -27,15 +27,22 @@ class CpuSampler:
         from ansible_collections.ironserve.llm.plugins.module_utils import _docker
 
         self._cards = max(1, len(cards))
-        self._pid = _docker.container_pid(container)
+        self._container = container
+        try:
+            self._account = _cgroup.account_of(_docker.container_pid(container), "cpu")
+        except OSError as exc:
+            raise self._gone(exc) from None
         self._at = time.monotonic()
         self._seconds = self._read()
 
+    def _gone(self, exc: OSError) -> LLMError:
+        return LLMError("CPU time of container {0} can't be read, it probably ended: {1}".format(self._container, exc.strerror))
+
     def _read(self) -> float:
         try:
-            return _cgroup.cpu_seconds(self._pid)
+            return _cgroup.cpu_seconds(self._account)
         except OSError as exc:
-            raise LLMError("CPU time of process {0} can't be read: {1}".format(self._pid, exc.strerror)) from None
+            raise self._gone(exc) from None
 
     def percent(self) -> float:
         """Use since this sampler was made, in percent of all its cards together."""

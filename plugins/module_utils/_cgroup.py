@@ -64,18 +64,25 @@ def parse_memory_bytes(path: str, text: str) -> int:
     raise UnknownOutput("{0}: no byte count in {1!r}".format(path, text[:80]))
 
 
-def _read(pid: int, account: str) -> tuple[str, str]:
+def account_of(pid: int, account: str) -> str:
+    """The file that counts ``cpu`` or ``memory`` of the control group of process ``pid``.
+
+    It stays the group's when the process ends, which a second look would not: a process that has ended is in the root group.
+    """
     with open("/proc/{0}/cgroup".format(pid), encoding="ascii") as handle:
-        path = account_path(handle.read(), account)
+        return account_path(handle.read(), account)
+
+
+def _read(path: str) -> tuple[str, str]:
     with open(path, encoding="ascii") as handle:
         return path, handle.read()
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU seconds used so far by the control group of process ``pid`` and everything in it."""
-    return parse_cpu_seconds(*_read(pid, "cpu"))
+def cpu_seconds(path: str) -> float:
+    """CPU seconds used so far by a control group and everything in it; ``path`` is from ``account_of``."""
+    return parse_cpu_seconds(*_read(path))
 
 
 def memory_bytes(pid: int) -> int:
     """Bytes of memory charged to the control group of process ``pid``."""
-    return parse_memory_bytes(*_read(pid, "memory"))
+    return parse_memory_bytes(*_read(account_of(pid, "memory")))

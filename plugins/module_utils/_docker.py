@@ -42,7 +42,10 @@ def connect(socket: str = DEFAULT_SOCKET, timeout_s: int = 120) -> Any:
         client.ping()
         return client
     except ENGINE_ERRORS as exc:
-        raise EngineAbsent("no container engine answers on {0}: {1}".format(socket, exc)) from exc
+        raise EngineAbsent(
+            "no container engine answers on {0}: {1}. Fix: start it (systemctl start docker), or run site.yml again, which starts the one "
+            "it installed; its log tells why it ended".format(socket, exc)
+        ) from exc
 
 
 def inspect(client: Any, name: str) -> dict[str, Any] | None:

@@ -19,13 +19,13 @@ class UnknownOutput(LLMError):
     """A tool, file or endpoint said something this collection does not know: a failed check, never a default."""
 
 
-def nearest(word: str, known: list[str]) -> str:
+def nearest(word: str, known: list[str], cutoff: float = 0.5) -> str:
     """Say which of ``known`` a mistyped ``word`` probably meant, and list them all.
 
     Returns a sentence fragment such as ``did you mean "cpu"? Known: ascend_910b, cpu``.
     """
     import difflib
 
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     hint = 'did you mean "{0}"? '.format(close[0]) if close else ""
     return "{0}Known: {1}".format(hint, ", ".join(sorted(known)) or "none")

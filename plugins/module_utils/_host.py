@@ -369,7 +369,7 @@ def host_checks(facts: dict, needs: dict) -> list[_checks.Check]:
             detail = "port {0} is ours".format(port["port"])
         else:
             detail = _ports.describe(port)
-        add("port", port["free"] or port["own"], detail, "stop that process, or choose another port")
+        add("port", port["free"] or port["own"], detail, "stop that process, or choose another port (the gateway's is gateway_port)")
     if needs.get("controller_clock"):
         apart = facts["clock"] - needs["controller_clock"]
         status = _checks.FAIL if abs(apart) > CLOCK_FAIL_S else _checks.WARN if abs(apart) > CLOCK_WARN_S else _checks.PASS

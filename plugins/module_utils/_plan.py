@@ -360,7 +360,7 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
         if figures.concurrency < 1:
             raise LLMError(
                 "{0} {1} does not fit card {2} of host {3}: {4}. Ways out: smaller weights (llm_weights), a shorter max_model_len, "
-                "or more cards per replica (tensor_parallel_size)".format(
+                "more cards per replica (tensor_parallel_size), or larger cards (platform cpu: accelerator_cpu_card_memory_mib)".format(
                     recipe["name"], catalog["weights"]["name"], members[0]["id"], data.host, figures.line(max_model_len)
                 )
             )

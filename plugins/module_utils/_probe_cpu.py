@@ -68,8 +68,8 @@ def _containers_by_card() -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def _cpu_seconds(containers: list[dict[str, Any]]) -> float:
-    return sum(_cgroup.cpu_seconds(item["pid"]) for item in containers)
+def _cpu_seconds(accounts: list[str]) -> float:
+    return sum(_cgroup.cpu_seconds(path) for path in accounts)
 
 
 def probe(vendor: Vendor) -> Accelerators:
@@ -98,7 +98,8 @@ def probe(vendor: Vendor) -> Accelerators:
         raise LLMError("the container engine does not say what it runs: {0}".format(exc)) from exc
     try:
         began = time.monotonic()
-        before = {card.id: _cpu_seconds(held.get(card.id, [])) for card in cards}
+        accounts = {card.id: [_cgroup.account_of(item["pid"], "cpu") for item in held.get(card.id, [])] for card in cards}
+        before = {card.id: _cpu_seconds(accounts[card.id]) for card in cards}
         if held:
             time.sleep(WINDOW_S)
         window = max(time.monotonic() - began, 1e-3)
@@ -106,7 +107,7 @@ def probe(vendor: Vendor) -> Accelerators:
             containers = held.get(card.id, [])
             card.holders = [Holder(pid=item["pid"], container=item["name"]) for item in containers]
             card.memory_used_mib = sum(_cgroup.memory_bytes(item["pid"]) for item in containers) // 2**20
-            card.utilisation_pct = round(100.0 * (_cpu_seconds(containers) - before[card.id]) / window, 1) if containers else 0.0
+            card.utilisation_pct = round(100.0 * (_cpu_seconds(accounts[card.id]) - before[card.id]) / window, 1) if containers else 0.0
     except OSError as exc:
         raise LLMError("a replica ended while its control group was read: {0}; run again".format(exc)) from exc
     return Accelerators(probe="cpu", tool="{0} cores, {1} MiB".format(len(cores), total), cards=cards)

@@ -50,6 +50,6 @@ def unknown_variables(names: list[str], options: dict[str, list[str]]) -> list[s
             continue
         if name.startswith(prefixes) or difflib.get_close_matches(name, known, n=1, cutoff=SLIP):
             lines.append(
-                "unknown variable '{0}'; {1}".format(name, nearest(name, known).split("Known:")[0].strip() or "see the roles' READMEs")
+                "unknown variable '{0}'; {1}".format(name, nearest(name, known, 0.8).split("Known:")[0].strip() or "see the roles' READMEs")
             )
     return lines

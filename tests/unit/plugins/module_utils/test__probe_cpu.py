@@ -103,7 +103,8 @@ def test_holders_are_those_on_the_card(monkeypatch):
     monkeypatch.setattr(_docker, "connect", lambda *_args: Engine([("ironserve-c1", os.getpid(), "cpu:1")]))
     monkeypatch.setattr(_probe_cpu, "WINDOW_S", 0)
     monkeypatch.setattr(_probe_cpu, "lay_out", lambda cores, _total, cards, mib: real_lay_out(cores, 1 << 20, cards, mib))
-    monkeypatch.setattr(_probe_cpu._cgroup, "cpu_seconds", float)
+    monkeypatch.setattr(_probe_cpu._cgroup, "account_of", lambda pid, account: f"/group/{account}.stat")
+    monkeypatch.setattr(_probe_cpu._cgroup, "cpu_seconds", lambda path: {"/group/cpu.stat": 7.0}[path])
     monkeypatch.setattr(_probe_cpu._cgroup, "memory_bytes", lambda _pid: 5 * 2**20)
     found = _probe_cpu.probe(Vendor(options={"cards": 2, "card_memory_mib": 1}))
     assert [[holder.container for holder in card.holders] for card in found.cards] == [[], ["ironserve-c1"]]

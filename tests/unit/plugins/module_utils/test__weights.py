@@ -15,6 +15,7 @@ import stat
 import sys
 import tarfile
 import time
+import unittest.mock
 import zipfile
 from pathlib import Path
 
@@ -607,7 +608,7 @@ def test_the_same_weights_repaired_are_no_version(site):
 def test_a_kill_inside_the_switch_costs_no_version(site, monkeypatch):
     replaced(site, VERSIONS[0], keep=1)
     with monkeypatch.context() as patch:
-        patch.setattr(_weights, "_put_aside", lambda *args: (_ for _number in ()).throw(KeyboardInterrupt()))
+        patch.setattr(_weights, "_put_aside", unittest.mock.Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             replaced(site, VERSIONS[1], keep=1)
     replaced(site, VERSIONS[1], keep=1)
