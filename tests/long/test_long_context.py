@@ -12,8 +12,6 @@ from __future__ import annotations
 import http.client
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -43,36 +41,17 @@ REAL = load_gateway()
 call = REAL.call
 
 
-def play(book, folder, engine):
-    """Run a playbook with every directory below ``folder``."""
-    options = {
-        "long_dir": str(folder),
-        "long_tests": str(ROOT / "tests"),
-        "llm_state_dir": str(folder / "state"),
-        "llm_config_dir": str(folder / "etc"),
-        "llm_run_dir": str(folder / "run"),
-        "accelerator_cpu_cards": 1,
-        "replica_min_count": 1,
-    }
-    argv = [str(Path(sys.executable).with_name("ansible-playbook")), str(ROOT / book), "-i", str(ROOT / "inventories" / "local")]
-    argv += ["-e", "@" + str(ROOT / "inventories" / "engines" / (engine + ".yml")), "-e", json.dumps(options)]
-    done = subprocess.run(
-        argv, cwd=ROOT, env=dict(os.environ, ANSIBLE_CONFIG=str(ROOT / "ansible.cfg")), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-
-
 @pytest.fixture(scope="module", params=["llama_cpp", "vllm"])
-def replica(request, tmp_path_factory):
+def replica(request, tmp_path_factory, play):
     """One replica of the cut model in the engine's own container; gone afterwards."""
     folder = tmp_path_factory.mktemp("long")
     try:
-        play("tests/long/serve.yml", folder, request.param)
+        play("serve.yml", folder, request.param)
         found = json.loads((folder / "replicas.json").read_text(encoding="utf-8"))
         key = (folder / "etc" / "keys" / "engine.key").read_text(encoding="utf-8").strip()
         yield found[0], key
     finally:
-        play("tests/long/remove.yml", folder, request.param)
+        play("remove.yml", folder, request.param)
 
 
 @pytest.fixture
