@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +48,7 @@ def play(playbook: str, inventory: str, *arguments: str) -> tuple[int, str]:
         "ANSIBLE_SSH_EXECUTABLE": "/bin/false",
         "ANSIBLE_NOCOLOR": "1",
     }
-    command = [ansible, playbook, "-i", f"inventories/{inventory}", *arguments]
+    command = [ansible, playbook, "-i", str(ROOT / "inventories" / inventory), *arguments]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     return result.returncode, re.sub(r"\s+", " ", result.stdout + result.stderr)
 
@@ -93,6 +95,30 @@ def test_the_plan_says_what_fits(inventory: str) -> None:
 def test_the_image_is_that_of_the_platform_and_one_without_digest_is_called_so(inventory: str) -> None:
     assert f"- image {IMAGES[inventory]} " in plan(inventory)
     assert ("not pinned: the image has no digest" in plan(inventory)) == ("@sha256:" not in IMAGES[inventory])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"gateway_client_keys": [{"name": "me", "key": "sk-2short"}]}, "gateway_client_keys: .* which is not so for me. Make one"),
+        (
+            {"gateway_client_keys": [{"name": "me", "key": "sk-with a blank in it"}]},
+            "gateway_client_keys: .* which is not so for me. Make one",
+        ),
+        ({"gateway_client_keys": [{"key": "sk-2nameless-but-long-enough"}]}, "name found in gateway_client_keys"),
+        ({"gateway_client_keys": "sk-2text-instead-of-a-list"}, "gateway_client_keys"),
+        ({"gateway_port": "abc"}, "gateway_port"),
+    ],
+)
+def test_gateway_options_that_cannot_work_are_refused_by_name_and_without_the_key(tmp_path, options: dict, says: str) -> None:
+    """Options of the gateway's own group, which the card nodes do not see."""
+    inventory = tmp_path / "site"
+    shutil.copytree(ROOT / "inventories/h100", inventory)
+    (inventory / "group_vars/llm_gateway").mkdir(parents=True)
+    (inventory / "group_vars/llm_gateway/options.json").write_text(json.dumps(options))
+    status, printed = play("playbooks/plan.yml", str(inventory))
+    assert status == 2 and re.search(says, printed), printed
+    assert "sk-" not in printed
 
 
 def test_the_gateway_is_planned_too(inventory: str) -> None:
