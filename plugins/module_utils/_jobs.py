@@ -37,6 +37,10 @@ _LOG_TAIL = 600
 _RESERVE = 1 << 16
 
 
+#: What the controller fills in to follow a job, for argument specs; documented in the doc fragment ``weights``.
+OPTIONS = {"detach": {"type": "bool", "default": False}, "job": {"type": "str", "default": ""}}
+
+
 @dataclasses.dataclass
 class State:
     """What is known about a job.

@@ -50,6 +50,18 @@ _HEX64 = re.compile(r"\A[0-9a-f]{64}\Z")
 _MARKER_VERSION = 1
 
 
+#: What a module takes as a manifest, for its argument spec; documented in the doc fragment ``weights``.
+OPTION = {
+    "type": "list",
+    "elements": "dict",
+    "options": {
+        "path": {"type": "str", "required": True},
+        "size": {"type": "int", "required": True},
+        "sha256": {"type": "str", "required": True},
+    },
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """One file of a manifest: relative path, size in bytes, sha256 in lower-case hex."""

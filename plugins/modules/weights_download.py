@@ -21,6 +21,9 @@ description:
   - Every file is hashed from disk before it counts, whatever the client library said. What is interrupted goes on where it was.
   - Tokens that the environment holds (C(HF_TOKEN), C(MODELSCOPE_API_TOKEN)) and stored logins are not used, only O(token_file) and
     O(token). Endpoints, proxies and C(HF_HUB_OFFLINE) of the environment are honoured.
+extends_documentation_fragment:
+  - ironserve.llm.weights.manifest
+  - ironserve.llm.weights.job
 options:
   path:
     description: Directory the weights will live in. Nothing in it is touched.
@@ -68,23 +71,6 @@ options:
         type: list
         elements: str
         default: []
-  manifest:
-    description: The files to have. Needed for O(state=fetched).
-    type: list
-    elements: dict
-    suboptions:
-      path:
-        description: Path relative to O(path), without C(..) and not absolute.
-        type: str
-        required: true
-      size:
-        description: Size in bytes.
-        type: int
-        required: true
-      sha256:
-        description: SHA-256 digest, 64 hex digits.
-        type: str
-        required: true
   manifest_file:
     description: File that keeps the list, so that a moving branch does not change it. Needed for O(state=listed).
     type: path
@@ -131,14 +117,6 @@ options:
     description: Longest wait for another download into the same directory, in seconds.
     type: int
     default: 1800
-  detach:
-    description: Whether to return while the job works. Filled in on the controller; not for use in playbooks.
-    type: bool
-    default: false
-  job:
-    description: The job that is waited for. Filled in on the controller; not for use in playbooks.
-    type: str
-    default: ""
 attributes:
   check_mode:
     description: With O(state=listed) asks the hub and writes nothing; with O(state=fetched) asks nobody and says what is missing.
@@ -381,15 +359,7 @@ def main() -> None:
                     ("kind", "http", ["url"]),
                 ],
             },
-            "manifest": {
-                "type": "list",
-                "elements": "dict",
-                "options": {
-                    "path": {"type": "str", "required": True},
-                    "size": {"type": "int", "required": True},
-                    "sha256": {"type": "str", "required": True},
-                },
-            },
+            "manifest": _manifest.OPTION,
             "manifest_file": {"type": "path"},
             "refresh": {"type": "bool", "default": False},
             "marker": {"type": "path"},
@@ -403,8 +373,7 @@ def main() -> None:
             "stall_timeout": {"type": "int", "default": 300},
             "margin_mib": {"type": "int", "default": 512},
             "lock_timeout": {"type": "int", "default": 1800},
-            "detach": {"type": "bool", "default": False},
-            "job": {"type": "str", "default": ""},
+            **_jobs.OPTIONS,
         },
         required_if=[("state", "listed", ["manifest_file"]), ("state", "fetched", ["manifest"])],
         mutually_exclusive=[("token", "token_file"), ("python", "container_image")],

@@ -21,6 +21,9 @@ description:
     away; a second run that wants the same joins it. Nothing stays behind, a job that nobody asks for anything ends by itself.
   - A host before that dies, lags or sends wrong bytes is passed by, and the one further up is asked. What is interrupted goes on where
     it was. Half files lie in C(<path>.job/pieces), whole ones in C(<path>.part).
+extends_documentation_fragment:
+  - ironserve.llm.weights.manifest
+  - ironserve.llm.weights.job
 options:
   path:
     description: Directory the weights are in (O(state=served)) or will live in. Nothing in it is touched.
@@ -35,23 +38,6 @@ options:
     type: str
     choices: [served, joined, fetched, ended]
     required: true
-  manifest:
-    description: The files. Needed for all states but V(ended).
-    type: list
-    elements: dict
-    suboptions:
-      path:
-        description: Path relative to O(path), without C(..) and not absolute.
-        type: str
-        required: true
-      size:
-        description: Size in bytes.
-        type: int
-        required: true
-      sha256:
-        description: SHA-256 digest, 64 hex digits.
-        type: str
-        required: true
   marker:
     description: File that remembers what was verified in O(path), see M(ironserve.llm.weights_verify).
     type: path
@@ -118,14 +104,6 @@ options:
     description: Longest wait for another job in the same directory, in seconds.
     type: int
     default: 1800
-  detach:
-    description: Whether to return while the job works. Filled in on the controller; not for use in playbooks.
-    type: bool
-    default: false
-  job:
-    description: The job that is waited for. Filled in on the controller; not for use in playbooks.
-    type: str
-    default: ""
 attributes:
   check_mode:
     description: Starts nothing and asks nobody; with O(state=fetched) says what is missing, by names and sizes.
@@ -387,15 +365,7 @@ def main() -> None:
         argument_spec={
             "path": {"type": "path", "required": True},
             "state": {"type": "str", "choices": ["served", "joined", "fetched", "ended"], "required": True},
-            "manifest": {
-                "type": "list",
-                "elements": "dict",
-                "options": {
-                    "path": {"type": "str", "required": True},
-                    "size": {"type": "int", "required": True},
-                    "sha256": {"type": "str", "required": True},
-                },
-            },
+            "manifest": _manifest.OPTION,
             "marker": {"type": "path"},
             "role": {"type": "str", "choices": ["giver", "taker"], "default": "taker"},
             "address": {"type": "str"},
@@ -418,8 +388,7 @@ def main() -> None:
             "patience": {"type": "int", "default": 20},
             "margin_mib": {"type": "int", "default": 512},
             "lock_timeout": {"type": "int", "default": 1800},
-            "detach": {"type": "bool", "default": False},
-            "job": {"type": "str", "default": ""},
+            **_jobs.OPTIONS,
         },
         required_if=[
             ("state", "served", ["manifest", "address", "port", "token"]),

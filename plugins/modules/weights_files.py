@@ -19,6 +19,9 @@ description:
     interrupted run goes on where it was.
   - What was there before is kept in C(<path>.kept) for the way back, by count, and never removed while somebody uses it.
   - Only one writer works at a time; others wait for O(lock_timeout).
+extends_documentation_fragment:
+  - ironserve.llm.weights.manifest
+  - ironserve.llm.weights.job
 options:
   path:
     description: Directory of the weights.
@@ -34,23 +37,6 @@ options:
     type: str
     choices: [present, recalled, absent, purged]
     default: present
-  manifest:
-    description: The files the directory must hold, and no others. Needed for O(state=present) and O(state=recalled).
-    type: list
-    elements: dict
-    suboptions:
-      path:
-        description: Path relative to O(path), without C(..) and not absolute.
-        type: str
-        required: true
-      size:
-        description: Size in bytes.
-        type: int
-        required: true
-      sha256:
-        description: SHA-256 digest, 64 hex digits.
-        type: str
-        required: true
   format:
     description: Format whose structure is checked. Needed for O(state=present) and O(state=recalled).
     type: str
@@ -128,14 +114,6 @@ options:
     description: Longest wait for another writer of the same model, in seconds.
     type: int
     default: 1800
-  detach:
-    description: Whether to return while a job works. Filled in on the controller; not for use in playbooks.
-    type: bool
-    default: false
-  job:
-    description: The job that is waited for. Filled in on the controller; not for use in playbooks.
-    type: str
-    default: ""
 attributes:
   check_mode:
     description: Verifies what is there, the space, and that a local source exists; asks no network.
@@ -350,15 +328,7 @@ def main() -> None:
         argument_spec={
             "path": {"type": "path", "required": True},
             "state": {"type": "str", "choices": ["present", "recalled", "absent", "purged"], "default": "present"},
-            "manifest": {
-                "type": "list",
-                "elements": "dict",
-                "options": {
-                    "path": {"type": "str", "required": True},
-                    "size": {"type": "int", "required": True},
-                    "sha256": {"type": "str", "required": True},
-                },
-            },
+            "manifest": _manifest.OPTION,
             "format": {"type": "str", "choices": ["gguf", "safetensors"]},
             "source": {
                 "type": "dict",
@@ -387,8 +357,7 @@ def main() -> None:
             "also": {"type": "list", "elements": "path", "default": []},
             "margin_mib": {"type": "int", "default": 512},
             "lock_timeout": {"type": "int", "default": 1800},
-            "detach": {"type": "bool", "default": False},
-            "job": {"type": "str", "default": ""},
+            **_jobs.OPTIONS,
         },
         required_if=[("state", "present", ["manifest", "format", "source"]), ("state", "recalled", ["manifest", "format"])],
         supports_check_mode=True,

@@ -21,28 +21,14 @@ description:
     is then not known (RV(bytes_ok) is V(null)).
   - While many gigabytes are hashed, lines tell file, share, rate and time left.
   - Good weights can still give wrong answers. Whether a model really infers is the business of a proof, not of this module.
+extends_documentation_fragment:
+  - ironserve.llm.weights.manifest
+  - ironserve.llm.weights.job
 options:
   path:
     description: Directory of the weights. It need not exist; then every file is missing.
     type: path
     required: true
-  manifest:
-    description: The files the directory must hold, and no others.
-    type: list
-    elements: dict
-    suboptions:
-      path:
-        description: Path relative to O(path), without C(..) and not absolute.
-        type: str
-        required: true
-      size:
-        description: Size in bytes.
-        type: int
-        required: true
-      sha256:
-        description: SHA-256 digest, 64 hex digits.
-        type: str
-        required: true
   format:
     description: Format whose structure is checked.
     type: str
@@ -90,14 +76,6 @@ options:
     description: Whether a problem fails the task. With V(false) the caller reads RV(ok).
     type: bool
     default: true
-  detach:
-    description: Whether to return while a job hashes. Filled in on the controller; not for use in playbooks.
-    type: bool
-    default: false
-  job:
-    description: The job that is waited for. Filled in on the controller; not for use in playbooks.
-    type: str
-    default: ""
 attributes:
   check_mode:
     description: Verifies fully, and does not write the marker.
@@ -231,7 +209,7 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _weights_verify
+from ansible_collections.ironserve.llm.plugins.module_utils import _jobs, _manifest, _weights_verify
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 
@@ -261,15 +239,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "path": {"type": "path", "required": True},
-            "manifest": {
-                "type": "list",
-                "elements": "dict",
-                "options": {
-                    "path": {"type": "str", "required": True},
-                    "size": {"type": "int", "required": True},
-                    "sha256": {"type": "str", "required": True},
-                },
-            },
+            "manifest": _manifest.OPTION,
             "format": {"type": "str", "choices": ["gguf", "safetensors"], "required": True},
             "deep": {"type": "bool", "default": False},
             "structure": {"type": "bool", "default": True},
@@ -284,8 +254,7 @@ def main() -> None:
             "read_only": {"type": "bool", "default": False},
             "marker": {"type": "path"},
             "fail_on_problem": {"type": "bool", "default": True},
-            "detach": {"type": "bool", "default": False},
-            "job": {"type": "str", "default": ""},
+            **_jobs.OPTIONS,
         },
         supports_check_mode=True,
     )
