@@ -564,8 +564,10 @@ def recall(path: str, entries: list[Entry], weights_format: str, marker: str = "
     if not any(version.path == where for version in _versions.versions(path)):
         return None
     if look_only:
-        sizes = all(os.path.isfile(os.path.join(where, entry.path)) for entry in entries)
-        return place(path, entries, weights_format, {"kind": "directory", "path": where}, marker, look_only=True) if sizes else None
+        results = _manifest.check_tree(where, entries, extras=False)
+        if any(result.verdict != _manifest.OK for result in results):
+            return None
+        return place(path, entries, weights_format, {"kind": "directory", "path": where}, marker, look_only=True)
     try:
         with _jobs.idle(job_of(path), more.get("wait_s", 1800.0)), guard(os.path.dirname(path), more.get("wait_s", 1800.0)):
             staged = clean_staging(staging, entries)

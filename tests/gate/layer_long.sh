@@ -4,8 +4,10 @@
 export ANSIBLE_CONFIG=$ROOT/ansible.cfg
 "$VENV/bin/python" -m pytest -m long tests/unit tests/long
 # Real engines that turn bad in a fleet that serves.
+trap 'tests/gate/play.sh playbooks/teardown.yml -i inventories/local' EXIT
 tests/gate/play.sh site.yml -i inventories/local
 as_root "$VENV/bin/python" tests/gate/bad_engines.py --turned
+trap - EXIT
 tests/gate/play.sh playbooks/teardown.yml -i inventories/local
 SCENARIOS="fleet preflight" tests/gate/layer_molecule.sh
 FLEET_ENGINE=vllm SCENARIOS=fleet tests/gate/layer_molecule.sh

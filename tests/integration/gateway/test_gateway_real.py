@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 import pytest
+import requests
 import yaml
 from ansible.module_utils.testing import patch_module_args
 
@@ -354,6 +355,15 @@ def test_perimeter(pair):
         if "Host: b" not in head:
             assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}, head
     assert got == cases
+    assert not engines[0].seen and not engines[1].seen
+
+
+def test_the_statistics_port_says_where_to_look_and_reaches_no_engine(pair):
+    gateway, engines, _servers = pair
+    for path, status in (("/stats", 200), ("/stats;csv", 200), ("/", 404), ("/v1/models", 404)):
+        answer = requests.get(f"http://127.0.0.1:{gateway.stats_port}{path}", timeout=10)
+        assert answer.status_code == status, path
+        assert status == 200 or answer.text == "try /stats or /metrics"
     assert not engines[0].seen and not engines[1].seen
 
 

@@ -593,6 +593,9 @@ def test_damaged_kept_weights_do_not_come_back_and_what_is_good_of_them_is_used(
     os.chmod(where / "sub/two.gguf", 0o644)
     (where / "sub/two.gguf").write_bytes(VERSIONS[2]["sub/two.gguf"])
     site.entries = entries_of(VERSIONS[0])
+    # a dry run says the same, and leaves them where they are
+    assert _weights.recall(str(site.path), site.entries, "gguf", str(site.marker), look_only=True) is None
+    assert kept(site) == [0] and not site.part.exists()
     assert _weights.recall(str(site.path), site.entries, "gguf", str(site.marker), keep=1) is None
     assert site.content() == VERSIONS[1] and _manifest.tree_files(str(site.part)) == ["one.gguf"] and kept(site) == []
 
