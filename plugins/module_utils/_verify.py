@@ -11,10 +11,14 @@ in the middle is told apart by what had arrived until then.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
+import itertools
 import re
 import secrets
+import threading
 import time
+from typing import Iterator
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _card_use, _http, _quality, _sse, _verdicts
 from ansible_collections.ironserve.llm.plugins.module_utils._checks import FAIL, NOT_APPLICABLE, PASS, UNKNOWN, WARN
@@ -35,6 +39,12 @@ KINDS = {
 _COMMON = ("check", "id", "language")
 #: Checks every proof makes, listed in the recipe or not, unless the recipe says they are not applicable.
 IMPLIED = ("models", "speed", "card_use")
+
+#: The checks of a recipe that are not named here: each is a question by itself.
+QUESTION = "question"
+#: What is made in which order; right answers come before speed, for garbage is often the fastest. The long answer whose speed is
+#: measured has the endpoint for itself.
+ORDER = ("models", QUESTION, "quality", "speed", "prefix_cache", "card_use")
 
 #: After this many seconds of tokens a stream that is hopelessly under the floor is not waited for any longer.
 SLOW_WINDOW_S = 10.0
@@ -108,6 +118,10 @@ class Proof:
         return dataclasses.asdict(self)
 
 
+class _Stopped(Exception):
+    """The proof goes no further; why is among the outcomes."""
+
+
 class _Stop(Exception):
     """Carries the outcome after which asking further makes no sense."""
 
@@ -153,6 +167,10 @@ def _check_item(index: int, item: object) -> dict:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 1:
         raise LLMError("{0}: 'factor' must be a number above 1, not {1!r}".format(where, value))
     return dict(item)
+
+
+def _phase(item: dict) -> str:
+    return item["check"] if item["check"] in ORDER else QUESTION
 
 
 def read_acceptance(data: dict) -> Acceptance:
@@ -230,7 +248,14 @@ class Verifier:
     """Proves one endpoint."""
 
     def __init__(
-        self, endpoint: Endpoint, model: str, acceptance: Acceptance, limits: Limits, bad_key: bool = False, closed_paths: tuple = ()
+        self,
+        endpoint: Endpoint,
+        model: str,
+        acceptance: Acceptance,
+        limits: Limits,
+        bad_key: bool = False,
+        closed_paths: tuple = (),
+        abreast: int = 1,
     ) -> None:
         self._endpoint = endpoint
         self._model = model
@@ -238,6 +263,7 @@ class Verifier:
         self._limits = limits
         self._bad_key = bad_key
         self._closed_paths = closed_paths
+        self._abreast = abreast
         self._base = endpoint.url.rstrip("/")
         self._key = ""
         self._end = 0.0
@@ -259,33 +285,62 @@ class Verifier:
         kinds = [kind for kind in IMPLIED if kind not in [item["check"] for item in self._acceptance.checks]]
         todo = [{"check": kind} for kind in kinds] + self._acceptance.checks
         todo = [item for item in todo if (item["check"], str(item.get("id", ""))) not in excluded]
-        order = {"models": 0, "speed": 2, "prefix_cache": 3, "card_use": 4}
-        todo.sort(key=lambda item: order.get(item["check"], 1))
-        current = "key"
-        ident = ""
-        language = ""
+        todo.sort(key=lambda item: ORDER.index(_phase(item)))
         try:
-            self._key = _http.read_key(self._endpoint.api_key_file)
-            self._start_sampling([item for item in todo if item["check"] == "card_use"])
-            for item in todo:
-                current, ident, language = item["check"], str(item.get("id", "")), str(item.get("language", ""))
-                if current in ("speed", "prefix_cache"):
+            with self._stops_at({"check": "key"}):
+                self._key = _http.read_key(self._endpoint.api_key_file)
+                self._start_sampling([item for item in todo if item["check"] == "card_use"])
+            for phase, items in itertools.groupby(todo, _phase):
+                if phase in ("speed", "prefix_cache"):
                     self._settle_exact()
                     if any(not outcome.good for outcome in self._outcomes):
                         break
-                getattr(self, "_check_" + current)(item)
-            current, ident, language = "doors", "", ""
-            self._check_doors()
-        except _Stop as stop:
-            self._add(current, ident, FAIL if stop.sign != _verdicts.NO_VERDICT else UNKNOWN, stop.detail, stop.sign, language)
-            self._add_death_evidence(stop.sign)
+                self._make(list(items), self._abreast if phase == QUESTION else 1)
+            with self._stops_at({"check": "doors"}):
+                self._check_doors()
+        except _Stopped:
+            pass
+        return self._proof()
+
+    def _make(self, items: list, abreast: int) -> None:
+        """Make the checks ``items``, ``abreast`` at a time, up to the first that stops the proof."""
+        stopped = threading.Event()
+
+        def make(item: dict) -> None:
+            if stopped.is_set():
+                return
+            try:
+                with self._stops_at(item):
+                    getattr(self, "_check_" + item["check"])(item)
+            except BaseException:
+                stopped.set()
+                raise
+
+        first = len(self._outcomes)
+        with concurrent.futures.ThreadPoolExecutor(max_workers=abreast) as pool:
+            made = [pool.submit(make, item) for item in items]
+        # In the order of the recipe, whichever answer came first; what belongs to no check of it comes last.
+        place = {(item["check"], str(item.get("id", ""))): number for number, item in reversed(list(enumerate(items)))}
+        self._outcomes[first:] = sorted(self._outcomes[first:], key=lambda found: place.get((found.check, found.id), len(items)))
+        for future in made:
+            future.result()
+
+    @contextlib.contextmanager
+    def _stops_at(self, item: dict) -> Iterator[None]:
+        """Note what ended the check ``item``, and that the proof goes no further."""
+        try:
+            yield
+            return
+        except _Stop as exc:
+            stop = exc
         except _http.HttpError as exc:
             stop = _error_stop(exc)
-            self._add(current, ident, FAIL, stop.detail, stop.sign, language)
-            self._add_death_evidence(stop.sign)
         except LLMError as exc:
-            self._add(current, ident, UNKNOWN, str(exc), _verdicts.NO_VERDICT, language)
-        return self._proof()
+            stop = _Stop(_verdicts.NO_VERDICT, str(exc))
+        status = UNKNOWN if stop.sign == _verdicts.NO_VERDICT else FAIL
+        self._add(item["check"], str(item.get("id", "")), status, stop.detail, stop.sign, str(item.get("language", "")))
+        self._add_death_evidence(stop.sign)
+        raise _Stopped
 
     def _proof(self) -> Proof:
         self._settle_exact()
@@ -633,11 +688,15 @@ def prove_all(
     parallel: int = 0,
     bad_key: bool = False,
     closed_paths: tuple = (),
+    abreast: int = 1,
 ) -> list[Proof]:
-    """Prove every endpoint, ``parallel`` at a time (0: all at once); the proofs come in the order of ``endpoints``."""
+    """Prove every endpoint, ``parallel`` at a time (0: all at once), each with ``abreast`` questions at the same time.
+
+    The proofs come in the order of ``endpoints``.
+    """
     if not endpoints:
         return []
-    verifiers = [Verifier(endpoint, model, acceptance, limits, bad_key, closed_paths) for endpoint in endpoints]
+    verifiers = [Verifier(endpoint, model, acceptance, limits, bad_key, closed_paths, abreast) for endpoint in endpoints]
     with concurrent.futures.ThreadPoolExecutor(max_workers=parallel or len(verifiers)) as pool:
         return list(pool.map(Verifier.prove, verifiers))
 

@@ -79,6 +79,12 @@ options:
     description: How many endpoints are proved at the same time. V(0) is all.
     type: int
     default: 0
+  abreast:
+    description:
+      - How many questions one endpoint is asked at the same time. More than one makes sense where several replicas answer, so at a
+        gateway. The order of the outcomes does not depend on it, and the answer whose speed is measured is asked for by itself.
+    type: int
+    default: 1
   fail_on_verdict:
     description: Whether the task fails when any verdict is not V(ok).
     type: bool
@@ -232,6 +238,7 @@ def main() -> None:
             "model": {"type": "str", "required": True},
             "acceptance": {"type": "dict", "required": True},
             "parallel": {"type": "int", "default": 0},
+            "abreast": {"type": "int", "default": 1},
             "fail_on_verdict": {"type": "bool", "default": True},
             "timeouts": {
                 "type": "dict",
@@ -257,6 +264,8 @@ def main() -> None:
     try:
         if options["parallel"] < 0:
             raise LLMError("parallel must be 0 (all at once) or more, not {0}".format(options["parallel"]))
+        if options["abreast"] < 1:
+            raise LLMError("abreast must be 1 or more, not {0}".format(options["abreast"]))
         for name, seconds in options["timeouts"].items():
             if seconds <= 0:
                 raise LLMError("timeouts.{0} must be above 0 s, not {1:g}".format(name, seconds))
@@ -268,6 +277,7 @@ def main() -> None:
             options["parallel"],
             options["extra_checks"]["bad_key"],
             tuple(options["extra_checks"]["closed_paths"]),
+            options["abreast"],
         )
     except LLMError as exc:
         module.fail_json(msg=str(exc))

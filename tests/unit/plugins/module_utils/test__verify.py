@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -48,6 +49,7 @@ ACCEPTANCE = {
     ],
     "not_applicable": [{"check": "tool_loop", "reason": "scripted", "measured": "no tools"}],
 }
+NO_SPEED = [{"check": "speed", "reason": "scripted"}]
 LIMITS = _verify.Limits(first_token_s=1.0, request_s=3.0, total_s=30.0, slow_window_s=0.5)
 
 
@@ -61,14 +63,74 @@ def changed(**changes):
 
 
 @pytest.mark.parametrize("behaviour", sorted(BEHAVIOURS))
-def test_every_behaviour_gets_its_verdict(behaviour):
+@pytest.mark.parametrize("abreast", [1, 3])
+def test_every_behaviour_gets_its_verdict(behaviour, abreast):
     with Engine(behaviour, slow_s=0.6) as engine:
-        proof = prove(engine)
+        proof = prove(engine, abreast=abreast)
     assert proof.verdict == BEHAVIOURS[behaviour], proof.evidence
     assert proof.evidence
     assert bool(proof.next_step) != proof.ok
     if not proof.ok:
         assert (proof.ttft_ms, proof.decode_tokens_per_s, proof.card_use_pct) == (None, None, None)
+
+
+class InFlight:
+    """Counts the questions that are asked at the same time; with ``together`` each waits until so many are."""
+
+    def __init__(self, monkeypatch, together=1):
+        self.peak = self._now = 0
+        self._lock = threading.Lock()
+        self._met = threading.Barrier(together)
+        self._ask = _verify.Verifier._ask
+        monkeypatch.setattr(_verify.Verifier, "_ask", lambda verifier, *question: self.ask(verifier, *question))
+
+    def ask(self, verifier, messages, max_tokens):
+        with self._lock:
+            self._now += 1
+            self.peak = max(self.peak, self._now)
+        try:
+            self._met.wait(10)
+            return self._ask(verifier, messages, max_tokens)
+        finally:
+            with self._lock:
+                self._now -= 1
+
+
+def test_questions_are_asked_abreast_when_told_and_reported_in_the_same_order(monkeypatch):
+    names = [[], []]
+    for number, abreast in enumerate((1, 2)):
+        with Engine("healthy") as engine:
+            seen = InFlight(monkeypatch)
+            proof = prove(engine, abreast=abreast)
+        assert proof.ok
+        names[number] = [(check["check"], check["id"]) for check in proof.checks]
+        assert seen.peak == abreast
+    assert names[0] == names[1]
+    # Four questions of this recipe are asked abreast: none goes on before the others came.
+    questions = [item for item in ACCEPTANCE["checks"] if item["check"] != "quality"]
+    with Engine("healthy") as engine:
+        seen = InFlight(monkeypatch, together=len(questions))
+        proof = prove(engine, changed(checks=questions + [{"check": "models"}], not_applicable=NO_SPEED), abreast=len(questions))
+    assert seen.peak == len(questions)
+    assert proof.ok, proof.evidence
+
+
+def test_the_long_answer_whose_speed_is_measured_has_the_endpoint_for_itself(monkeypatch):
+    alone = []
+    check = _verify.Verifier._check_quality
+    with Engine("healthy") as engine:
+        seen = InFlight(monkeypatch)
+        monkeypatch.setattr(_verify.Verifier, "_check_quality", lambda verifier, item: (alone.append(seen._now), check(verifier, item)))
+        assert prove(engine, abreast=8).ok
+    assert alone == [0, 0]
+
+
+def test_after_a_stop_no_further_question_is_asked():
+    for abreast in (1, 2):
+        with Engine("never_answers") as engine:
+            proof = prove(engine, abreast=abreast)
+            assert len(engine.asked) == abreast
+        assert proof.verdict == "stalled"
 
 
 def test_a_healthy_proof_has_figures_and_echoes_what_does_not_apply():
