@@ -16,6 +16,7 @@ import json
 import os
 import re
 import socket
+import stat
 from typing import Any
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _checks, _lock, _ports
@@ -203,6 +204,15 @@ def disk_report(paths: list[str]) -> list[dict]:
             }
         )
     return report
+
+
+def is_wanting(path: str, mode: int) -> bool:
+    """Whether ``path`` has to be made or set right to be root's directory with the permissions ``mode``; a link to one will do."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return True
+    return not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != mode or (found.st_uid, found.st_gid) != (0, 0)
 
 
 def _deb822(text: str) -> list[dict[str, str]]:

@@ -28,6 +28,22 @@ options:
     type: list
     elements: path
     default: []
+  directories:
+    description:
+      - Directories that shall be there, root's own. Which of them still have to be made or set right is returned as RV(directories_wanting),
+        so that a host on which all are as they should be costs no further task.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      path:
+        description: The directory.
+        type: path
+        required: true
+      mode:
+        description: Its permissions as an octal number, such as V(0755).
+        type: str
+        required: true
   ports:
     description: TCP ports to look at.
     type: list
@@ -134,6 +150,11 @@ disks:
   returned: always
   type: list
   elements: dict
+directories_wanting:
+  description: Those of O(directories), as they were given, that are not there, are no directory, or have another owner or other permissions.
+  returned: always
+  type: list
+  elements: dict
 ports:
   description:
     - Per asked port whether it is C(free) or C(own), and the C(address), C(pid), C(command) and C(container) that has it.
@@ -181,6 +202,7 @@ failures:
 
 import os
 import platform
+import re
 import resource
 import sys
 import time
@@ -232,6 +254,7 @@ def look(params: dict) -> dict:
         "cpus": len(os.sched_getaffinity(0)),
         "nofile_hard": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         "disks": _host.disk_report(params["paths"]),
+        "directories_wanting": [item for item in params["directories"] if _host.is_wanting(item["path"], int(item["mode"], 8))],
         "ports": ports,
         "packages_missing": sorted(set(params["packages"]) - set(packages)),
         "packages_installed": packages if params["list_packages"] else [],
@@ -244,6 +267,12 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "paths": {"type": "list", "elements": "path", "default": []},
+            "directories": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {"path": {"type": "path", "required": True}, "mode": {"type": "str", "required": True}},
+            },
             "ports": {"type": "list", "elements": "int", "default": []},
             "own_markers": {"type": "list", "elements": "str", "default": ["ironserve"]},
             "packages": {"type": "list", "elements": "str", "default": []},
@@ -257,6 +286,11 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    for item in module.params["directories"]:
+        if not re.match("^0?[0-7]{3}$", item["mode"]):
+            module.fail_json(
+                msg="directories: the mode of {0} must be an octal number such as 0755, not {1}".format(item["path"], item["mode"])
+            )
     try:
         facts = look(module.params)
         checks = _host.host_checks(facts, module.params["needs"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import socketserver
 import threading
 
@@ -206,6 +207,24 @@ def test_without_a_source_of_this_release_there_is_no_mirror():
 def test_free_space_is_that_of_the_nearest_parent(tmp_path):
     entry = _host.disk_report([str(tmp_path / "a" / "b")])[0]
     assert entry["parent"] == str(tmp_path) and entry["free_mib"] > 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make root's directories")
+def test_a_directory_is_wanting_until_it_is_roots_own_with_its_permissions(tmp_path):
+    place = tmp_path / "place"
+    assert _host.is_wanting(str(place), 0o700)
+    place.write_text("a file")
+    place.chmod(0o700)
+    assert _host.is_wanting(str(place), 0o700)
+    place.unlink()
+    place.mkdir(0o700)
+    assert not _host.is_wanting(str(place), 0o700)
+    assert _host.is_wanting(str(place), 0o755)
+    (tmp_path / "link").symlink_to(place)
+    assert not _host.is_wanting(str(tmp_path / "link"), 0o700)
+    for owner, group in ((65534, 0), (0, 65534)):
+        os.chown(place, owner, group)
+        assert _host.is_wanting(str(place), 0o700)
 
 
 def test_memory_without_its_lines_is_unknown():

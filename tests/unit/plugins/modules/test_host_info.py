@@ -60,3 +60,13 @@ def test_too_little_memory_and_disk_are_failures_with_numbers(run_module, tmp_pa
 def test_no_engine_is_said_and_no_traceback(run_module, tmp_path):
     result = run_module(host_info, {"engine_socket": str(tmp_path / "none.sock")})
     assert result["engine"]["reachable"] is False
+
+
+def test_directories_that_are_not_there_are_given_back_as_they_were_asked_for(run_module, tmp_path):
+    wanted = [{"path": str(tmp_path / "keys"), "mode": "0700"}, {"path": "/", "mode": oct(os.stat("/").st_mode & 0o777).replace("0o", "0")}]
+    assert run_module(host_info, {"directories": wanted})["directories_wanting"] == wanted[:1]
+
+
+def test_a_mode_that_is_no_octal_number_is_named(run_module):
+    result = run_module(host_info, {"directories": [{"path": "/keys", "mode": "u=rwx"}]})
+    assert result["failed"] and "mode of /keys" in result["msg"] and "u=rwx" in result["msg"]
