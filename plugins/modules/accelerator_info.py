@@ -174,7 +174,6 @@ from typing import Callable
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _probe_ascend, _probe_cpu, _probe_hygon, _probe_nvidia
 from ansible_collections.ironserve.llm.plugins.module_utils._accelerators import Accelerators, preflight
 from ansible_collections.ironserve.llm.plugins.module_utils._checks import UNKNOWN, Check, all_good
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
@@ -182,7 +181,23 @@ from ansible_collections.ironserve.llm.plugins.module_utils._holders import name
 from ansible_collections.ironserve.llm.plugins.module_utils._host_engine import OWN_LABEL, own_names, running_containers
 from ansible_collections.ironserve.llm.plugins.module_utils._vendor import Vendor
 
-PROBES = {"ascend": _probe_ascend.probe, "cpu": _probe_cpu.probe, "hygon": _probe_hygon.probe, "nvidia": _probe_nvidia.probe}
+PROBES = ("ascend", "cpu", "hygon", "nvidia")
+
+
+def shipped_probe(name: str) -> Callable[[Vendor], Accelerators]:
+    """The collection's probe of this name, which is one of ``PROBES``.
+
+    Each is imported by itself: a host would compile the parsers of all vendors on every run.
+    """
+    if name == "ascend":
+        from ansible_collections.ironserve.llm.plugins.module_utils import _probe_ascend as module
+    elif name == "hygon":
+        from ansible_collections.ironserve.llm.plugins.module_utils import _probe_hygon as module
+    elif name == "nvidia":
+        from ansible_collections.ironserve.llm.plugins.module_utils import _probe_nvidia as module
+    else:
+        from ansible_collections.ironserve.llm.plugins.module_utils import _probe_cpu as module
+    return module.probe
 
 
 def find_probe(name: str, source: str, tmpdir: str) -> Callable[[Vendor], Accelerators]:
@@ -194,7 +209,7 @@ def find_probe(name: str, source: str, tmpdir: str) -> Callable[[Vendor], Accele
         if name not in PROBES:
             hint = "; or put it into <inventory>/catalog/probes/{0}.py".format(name)
             raise LLMError("unknown probe '{0}': {1}{2}".format(name, nearest(name, list(PROBES)), hint))
-        return PROBES[name]
+        return shipped_probe(name)
     path = os.path.join(tmpdir, "probe_{0}.py".format(name))
     with open(path, "w", encoding="utf-8") as handle:
         handle.write(source)

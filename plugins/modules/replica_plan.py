@@ -12,7 +12,7 @@ short_description: Compute which replicas a host will run, and why
 version_added: "0.1.0"
 description:
   - Turns card facts and catalog data into the plan of one host, which every later step reads.
-  - Pure. It reads nothing from the host and changes nothing, so it is meant to run on the controller.
+  - Runs on the controller, from facts alone. It contacts no host and changes nothing.
 author:
   - ironserve.llm contributors (@ironserve)
 attributes:
@@ -147,49 +147,3 @@ lines:
   type: list
   elements: str
 """
-
-from ansible.module_utils.basic import AnsibleModule
-
-from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
-from ansible_collections.ironserve.llm.plugins.module_utils._plan import PlanInput, make_plan, render
-
-
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "host": {"type": "str", "required": True},
-            "address": {"type": "str", "default": "127.0.0.1"},
-            "catalog": {"type": "dict", "required": True},
-            "cards": {"type": "list", "elements": "dict", "required": True},
-            "device_nodes": {"type": "dict", "default": {}},
-            "image": {"type": "str", "required": True},
-            "weights_path": {"type": "path", "required": True},
-            "weights_id": {"type": "str", "default": ""},
-            "weights_config": {"type": "path", "default": ""},
-            "weights_config_id": {"type": "str", "default": ""},
-            "key_file": {"type": "path", "required": True, "no_log": False},
-            "key_id": {"type": "str", "default": "", "no_log": False},
-            "cache_dir": {"type": "path", "required": True},
-            "port_base": {"type": "int", "default": 8001},
-            "uid": {"type": "int", "default": 64064},
-            "network": {"type": "str", "default": "ironserve"},
-            "settings": {"type": "dict", "default": {}},
-            "environment": {"type": "dict", "default": {}},
-            "enhancements": {"type": "dict", "default": {}},
-            "allow_forbidden": {"type": "list", "elements": "str", "default": []},
-            "count": {"type": "int", "default": 0},
-            "min_count": {"type": "int", "default": 1},
-            "allow_degraded": {"type": "bool", "default": False},
-        },
-        supports_check_mode=True,
-    )
-    try:
-        plan = make_plan(PlanInput(**module.params))
-    except LLMError as exc:
-        module.fail_json(msg=str(exc))
-    module.exit_json(changed=False, plan=plan, lines=render(plan))
-
-
-if __name__ == "__main__":
-    main()
