@@ -104,6 +104,11 @@ states:
   description: The administrative state of each server of the running gateway, V(ready), V(drain) or V(maint). Empty when it does not run.
   returned: always
   type: dict
+down:
+  description: Servers of the running gateway that fail its health check. One that is drained or in maintenance is not checked.
+  returned: always
+  type: list
+  elements: str
 kept:
   description: Those of RV(servers) that belong to one of O(absent_hosts).
   returned: always
@@ -207,6 +212,7 @@ def look(module: AnsibleModule) -> dict[str, object]:
         "prometheus": prometheus,
         "running": running,
         "states": {name: server.admin for name, server in live.items()},
+        "down": sorted(name for name, server in live.items() if server.admin == _haproxy.READY and server.op in ("stopped", "stopping")),
         "pids": pids,
         "servers": [server.as_dict() for server in present],
         "kept": [server.as_dict() for server in kept],

@@ -9,5 +9,5 @@ tests/gate/play.sh site.yml -i inventories/local
 as_root "$VENV/bin/python" tests/gate/bad_engines.py --turned
 trap - EXIT
 tests/gate/play.sh playbooks/teardown.yml -i inventories/local
-SCENARIOS="fleet preflight" tests/gate/layer_molecule.sh
+FLEET_LONG=1 SCENARIOS="fleet preflight" tests/gate/layer_molecule.sh
 FLEET_ENGINE=vllm SCENARIOS=fleet tests/gate/layer_molecule.sh

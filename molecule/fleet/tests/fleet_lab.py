@@ -20,8 +20,9 @@ import testinfra
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 CONFIG = "/etc/ironserve"
 STATE = "/var/lib/ironserve"
+ENGINE = os.environ.get("FLEET_ENGINE") or "llama_cpp"
 #: vLLM needs so much memory that a node plays fewer cards (inventories/engines).
-CARDS = 2 if os.environ.get("FLEET_ENGINE") == "vllm" else 4
+CARDS = 2 if ENGINE == "vllm" else 4
 PORTS = [8001 + card for card in range(CARDS)]
 
 
@@ -61,11 +62,11 @@ class Lab:
             self._key = self.host(self.gateway).file(f"{CONFIG}/keys/client-default.key").content_string.strip()
         return self._key
 
-    def ask(self, question: str = "What is the capital of Japan?", **changes: Any) -> requests.Response:
-        """Ask a question through the gateway, as a user would."""
+    def ask(self, question: str = "What is the capital of Japan?", wire: bool = False, **changes: Any) -> requests.Response:
+        """Ask a question through the gateway, as a user would; with ``wire`` the answer is read by the caller as it comes."""
         body = {"model": "smollm2-135m", "messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 24, **changes}
         headers = {"Authorization": f"Bearer {self.client_key()}"}
-        return requests.post(f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=120)
+        return requests.post(f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=120, stream=wire)
 
     def servers(self) -> dict[str, dict[str, str]]:
         """The gateway's own figures for each replica, by name; one column each, as HAProxy names them."""
