@@ -42,6 +42,7 @@ SHAPES: dict[str, dict[str, tuple[Any, bool]]] = {
         "implied": (dict, False),
         "key": (dict, True),
         "environment": (dict, False),
+        "kv_cache": (dict, False),
         "platforms": (dict, False),
         "facts": (list, False),
     },
@@ -51,6 +52,7 @@ SHAPES: dict[str, dict[str, tuple[Any, bool]]] = {
         "served_names": (list, True),
         "weights": (dict, True),
         "memory": (dict, True),
+        "config": (dict, False),
         "platforms": (dict, True),
         "settings": (dict, True),
         "enhancements": (dict, False),
@@ -142,6 +144,7 @@ PARTS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "version": str,
             "runtime": str,
         },
+        ("kv_cache",): {"block": int, "align": int, "page": str},
     },
     "models": {
         ("enhancements", "*"): {"default": bool, "settings": dict, "without": dict, "memory": dict},
@@ -160,6 +163,7 @@ PARTS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
     "compatibility": {},
 }
 #: The same words wherever the same thing is said: what an engine adds to a container, a recipe's own image, what differs by engine.
+PARTS["engines"][("platforms", "*", "kv_cache")] = PARTS["engines"][("kv_cache",)]
 PARTS["engines"][("platforms", "*", "container")] = PARTS["platforms"][("container",)]
 PARTS["models"][("platforms", "*", "image")] = PARTS["engines"][("images", "*")]
 PARTS["models"][("platforms", "*", "engines", "*")] = PARTS["models"][("platforms", "*")]
@@ -290,8 +294,8 @@ def resolve(
         weights: wanted weights variant; empty takes the recipe's choice for the platform.
     Returns ``{"platform", "engine", "model", "weights", "settings"}``; ``engine.image`` is the recipe's own image for this platform, or
     the engine's, ``weights.name`` the variant's name, ``settings`` the baseline (platform, engine on it, recipe, recipe for this platform
-    and engine, weights). What an engine needs on the platform is merged into ``platform.container``; what the recipe says of the platform
-    and the engine (memory, enhancements, more checks) into ``model``.
+    and engine, weights). What an engine needs on the platform is merged into ``platform.container`` and ``engine.kv_cache``; what the
+    recipe says of the platform and the engine (memory, enhancements, more checks) into ``model``.
     Raises LLMError for anything unknown or not made for each other.
     """
     chosen_platform = pick("platforms", catalog["platforms"], platform, "llm_platform")
@@ -322,6 +326,8 @@ def resolve(
     chosen_engine["image"] = copy.deepcopy(fit.get("image") or chosen_engine["images"][platform])
     del chosen_engine["images"]
     needs = chosen_engine.pop("platforms", {}).get(platform, {})
+    if "kv_cache" in chosen_engine:
+        chosen_engine["kv_cache"] = merge(chosen_engine["kv_cache"], needs.get("kv_cache", {}))
     variants = recipe["weights"].get("variants", {})
     variant = weights or fit.get("weights") or recipe["weights"].get("default", "")
     if variant not in variants:

@@ -18,7 +18,8 @@ from typing import Any
 from ansible_collections.ironserve.llm.plugins.module_utils._arguments import spell
 from ansible_collections.ironserve.llm.plugins.module_utils._catalog import merge
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
-from ansible_collections.ironserve.llm.plugins.module_utils._memory import fit
+from ansible_collections.ironserve.llm.plugins.module_utils._geometry import Serving, layouts, number_bytes, read_config
+from ansible_collections.ironserve.llm.plugins.module_utils._memory import Need, fit, largest_context, weights_mib
 
 #: Where a replica's container finds its weights, its cache and its key.
 WEIGHTS_TARGET = "/models"
@@ -186,6 +187,91 @@ def enhanced_memory(memory: dict[str, Any], known: dict[str, Any], decisions: li
     return total
 
 
+def serving_of(settings: dict[str, Any]) -> Serving:
+    """What settings say of the cache. Raises LLMError naming a setting that is no such thing."""
+    ahead = settings.get("speculative") or {}
+    if not isinstance(ahead, dict):
+        raise LLMError("setting 'speculative' must be a mapping, found {0!r}".format(ahead))
+    return Serving(
+        tensor_parallel=setting_number(dict({"tensor_parallel_size": 1}, **settings), "tensor_parallel_size", int, 1),
+        pipeline_parallel=setting_number(dict({"pipeline_parallel_size": 1}, **settings), "pipeline_parallel_size", int, 1),
+        spec_tokens=setting_number(ahead, "num_speculative_tokens", int, 1) if ahead else 0,
+        align=settings.get("enable_prefix_caching") is True,
+        dtype_bytes=number_bytes(settings.get("dtype"), "setting 'dtype'"),
+        kv_bytes=number_bytes(settings.get("kv_cache_dtype"), "setting 'kv_cache_dtype'"),
+    )
+
+
+def need_of(catalog: dict[str, Any], settings: dict[str, Any], memory: dict[str, Any], weights: int) -> Need:
+    """What a replica needs of its cards: by the model's geometry where recipe and engine state what that takes, else by ``memory``.
+
+    Args:
+        weights: size of the weights, MiB.
+    Raises LLMError for settings at which the engine would end: a context beyond the model's own, a step shorter than a block.
+    """
+    serving, name = serving_of(settings), catalog["model"]["name"]
+    fixed = 0
+    if settings.get("kv_cache_memory_bytes") is not None:
+        fixed = setting_number(settings, "kv_cache_memory_bytes", int, 1)
+    need = Need(weights, memory, serving.tensor_parallel, serving.pipeline_parallel, [], fixed)
+    rule, config = catalog["engine"].get("kv_cache"), catalog["model"].get("config")
+    if not rule or not config:
+        return need
+    geometry = read_config(config, "model '{0}': config".format(name))
+    need.layouts = layouts(geometry, serving, rule)
+    longest = setting_number(settings, "max_model_len", int, 1)
+    if geometry.max_position and longest > geometry.max_position and not settings.get("hf_overrides"):
+        raise LLMError(
+            "max_model_len {0} is beyond the {1} tokens that '{2}' was made for, and the engine refuses it; for more it takes hf_overrides with "
+            "rope parameters, and VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 in llm_environment".format(longest, geometry.max_position, name)
+        )
+    block = max(item.block_tokens for item in need.layouts)
+    if serving.align and "linear" in geometry.kinds and settings.get("max_num_batched_tokens") is not None:
+        if setting_number(settings, "max_num_batched_tokens", int, 1) < block:
+            raise LLMError(
+                "max_num_batched_tokens {0} is less than a block of this hybrid model, {1} tokens, and the engine ends at its start; set it to {1} "
+                "or more, or switch prefix_caching off".format(settings["max_num_batched_tokens"], block)
+            )
+    return need
+
+
+def ways_out(data: PlanInput, settings: dict[str, Any], memory: dict[str, Any], card_mib: int, share: float) -> list[str]:
+    """The changes after which a replica fits its cards, each alone, with what it gives then; nothing that does not help."""
+    catalog, wanted = data.catalog, setting_number(settings, "max_model_len", int, 1)
+    recipe, chosen = catalog["model"], catalog["weights"]
+    own = recipe["platforms"].get(catalog["platform"]["name"], {})
+    weights = weights_mib(chosen)
+    lines = []
+
+    def given(changed: dict[str, Any], size: int) -> str:
+        figures = fit(card_mib, share, need_of(catalog, dict(settings, **changed), memory, size), wanted)
+        return "{0:.1f} at once".format(figures.concurrency) if figures.concurrency >= 1 else ""
+
+    # Only what the recipe names for this platform: another format may need another card.
+    name = own.get("engines", {}).get(catalog["engine"]["name"], {}).get("weights") or own.get("weights")
+    variants = recipe["weights"]["variants"]
+    if name in variants and name != chosen["name"]:
+        gives = given({}, weights_mib(variants[name]))
+        lines += ["smaller weights, llm_weights: {0} ({1} MiB): {2}".format(name, weights_mib(variants[name]), gives)] if gives else []
+    size = settings.get("tensor_parallel_size") or 1
+    knows = "tensor_parallel_size" in catalog["engine"]["arguments"]
+    for more in (size * 2, size * 4, size * 8) if knows else ():
+        try:
+            gives = given({"tensor_parallel_size": more}, weights) if more <= len(data.cards) else ""
+        except LLMError:
+            # This model's heads cannot be divided so.
+            gives = ""
+        if gives:
+            lines.append("more cards per replica, llm_settings: {{tensor_parallel_size: {0}}}: {1}".format(more, gives))
+            break
+    shorter = largest_context(card_mib, share, need_of(catalog, settings, memory, weights))
+    if 0 < shorter < wanted:
+        lines.append("a shorter context, max_model_len: {0}".format(shorter))
+    if catalog["platform"]["name"] == "cpu":
+        lines.append("larger cards, accelerator_cpu_card_memory_mib")
+    return lines
+
+
 def group_cards(
     cards: list[dict[str, Any]], size: int, allow_degraded: bool
 ) -> tuple[list[tuple[int, list[dict[str, Any]]]], list[dict[str, str]]]:
@@ -341,7 +427,8 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
     recipe, platform = catalog["model"], catalog["platform"]
     enhancements, extra = choose_enhancements(recipe, data.enhancements, data.allow_forbidden)
     settings = merge(merge(catalog["settings"], extra), data.settings)
-    size = setting_number(dict({"tensor_parallel_size": 1}, **settings), "tensor_parallel_size", int, 1)
+    serving = serving_of(settings)
+    size = serving.tensor_parallel * serving.pipeline_parallel
     groups, left_out = group_cards(data.cards, size, data.allow_degraded)
     if data.count and len(groups) > data.count:
         for _number, members in groups[data.count :]:
@@ -353,15 +440,21 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
     if settings.get("gpu_memory_utilization") is not None:
         share = setting_number(settings, "gpu_memory_utilization", float, 0.01, 1)
     max_model_len, max_num_seqs = (setting_number(settings, name, int, 1) for name in ("max_model_len", "max_num_seqs"))
+    need = need_of(catalog, settings, memory, weights_mib(catalog["weights"]))
     reasons = []
     replicas = []
     for number, members in groups:
-        figures = fit(min(card["memory_total_mib"] for card in members), share, catalog["weights"], memory, max_model_len, size)
+        card_mib = min(card["memory_total_mib"] for card in members)
+        figures = fit(card_mib, share, need, max_model_len)
         if figures.concurrency < 1:
             raise LLMError(
-                "{0} {1} does not fit card {2} of host {3}: {4}. Ways out: smaller weights (llm_weights), a shorter max_model_len, "
-                "more cards per replica (tensor_parallel_size), or larger cards (platform cpu: accelerator_cpu_card_memory_mib)".format(
-                    recipe["name"], catalog["weights"]["name"], members[0]["id"], data.host, figures.line(max_model_len)
+                "{0} {1} does not fit card {2} of host {3}: {4}. Ways out: {5}".format(
+                    recipe["name"],
+                    catalog["weights"]["name"],
+                    members[0]["id"],
+                    data.host,
+                    figures.line(max_model_len),
+                    "; ".join(ways_out(data, settings, memory, card_mib, share)) or "smaller weights (llm_weights) or larger cards",
                 )
             )
         spec = container_spec(data, settings, number, members)
@@ -376,7 +469,7 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
                 "port": spec["publish"]["port"],
                 "max_num_seqs": max_num_seqs,
                 "max_model_len": max_model_len,
-                "tensor_parallel_size": size,
+                "tensor_parallel_size": serving.tensor_parallel,
                 "endpoint": {
                     "name": spec["labels"]["ironserve.replica"],
                     "url": "http://{0}:{1}".format(data.address, spec["publish"]["port"]),
@@ -392,7 +485,10 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
         reasons.append("{0}: {1}".format(spec["name"], figures.line(max_model_len)))
         if figures.concurrency < max_num_seqs:
             reasons.append(
-                "{0}: {1} sequences of full length do not fit at once; more wait in the engine".format(spec["name"], max_num_seqs)
+                "{0}: {1} sequences of full length do not fit at once; more wait in the engine. For no wait: max_num_seqs {2}, or "
+                "max_model_len {3}".format(
+                    spec["name"], max_num_seqs, int(figures.concurrency), largest_context(card_mib, share, need, max_num_seqs)
+                )
             )
     if len(replicas) < max(1, data.min_count):
         raise LLMError(

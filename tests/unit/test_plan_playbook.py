@@ -22,10 +22,10 @@ pytestmark = pytest.mark.slow
 
 #: Inventory -> host, cards of each replica, PCI address of its first, context, sequences, memory of a sequence in MiB, how many fit at once.
 PLANS = {
-    "k100": ("k100-01", [[0], [1], [2], [3]], ["07", "0a", "0f", "16"], 131072, 4, 2684, "7.1"),
-    "ascend910b": ("a2-01", [[0, 1], [2, 3], [4, 5], [6, 7]], ["c1", "c2", "81", "82"], 133000, 16, 1733, "20.5"),
-    "ascend_a3": ("a3-01", [list(range(first, first + 4)) for first in (0, 4, 8, 12)], ["9d", "95", "8d", "85"], 133000, 16, 1598, "28.0"),
-    "h100": ("h100-01", [[card] for card in range(8)], [f"{card}0" for card in range(1, 9)], 262144, 16, 5244, "6.3"),
+    "k100": ("k100-01", [[0], [1], [2], [3]], ["07", "0a", "0f", "16"], 131072, 4, 2702, "7.0"),
+    "ascend910b": ("a2-01", [[0, 1], [2, 3], [4, 5], [6, 7]], ["c1", "c2", "81", "82"], 133000, 16, 1734, "20.5"),
+    "ascend_a3": ("a3-01", [list(range(first, first + 4)) for first in (0, 4, 8, 12)], ["9d", "95", "8d", "85"], 133000, 16, 1599, "28.0"),
+    "h100": ("h100-01", [[card] for card in range(8)], [f"{card}0" for card in range(1, 9)], 262144, 16, 5260, "6.3"),
 }
 
 IMAGES = {

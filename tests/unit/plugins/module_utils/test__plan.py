@@ -70,7 +70,8 @@ def test_recipe_a_as_it_was_proven(k100):
         assert flag(plan, "--quantization", number) == "compressed-tensors"
         assert "--enable-prefix-caching" in replica["spec"]["command"]
         assert "--speculative-config" not in replica["spec"]["command"]
-        assert round(replica["fit"]["concurrency"], 1) == 7.1
+        assert round(replica["fit"]["concurrency"], 1) == 7.0
+        assert (replica["fit"]["block_tokens"], replica["fit"]["blocks_per_sequence"]) == (1056, 131)
     assert plan["left_out"] == []
 
 
@@ -100,24 +101,84 @@ def test_plan_for_a_person_says_all_of_it(k100):
         "131072 x 4",
         "off mtp",
         "on  prefix_caching",
-        "7.1 at once",
+        "7.0 at once",
     ):
         assert part in text
     assert "arguments vllm serve /models " in text
 
 
-def test_bf16_on_one_card_is_refused_with_ways_out(k100):
-    data = k100(weights="bf16")
+def test_bf16_on_one_card_is_refused_with_the_two_ways_out(k100):
+    """67 GiB of weights in 57.6 GiB of a card; int8 weights or two cards are the ways out, and a shorter context is none."""
     with pytest.raises(LLMError) as caught:
+        make_plan(k100(weights="bf16"))
+    said = str(caught.value)
+    assert "qwen3.6-35b-a3b bf16 does not fit card 0000:07:00.0 of host k100-01: 58968 MiB usable - 68573 weights - 4096 overhead" in said
+    ways = said.split("Ways out: ")[1].split("; ")
+    assert ways == [
+        "smaller weights, llm_weights: w8a8 (35838 MiB): 7.0 at once",
+        "more cards per replica, llm_settings: {tensor_parallel_size: 2}: 15.2 at once",
+    ]
+
+
+def test_a_shorter_context_is_a_way_out_where_it_is_one(k100):
+    data = k100(settings={"max_model_len": 262144})
+    for card in data.cards:
+        card["memory_total_mib"] = 49000
+    with pytest.raises(LLMError, match="Ways out: more cards per replica.*; a shorter context, max_model_len: ([0-9]+)$") as caught:
         make_plan(data)
-    for part in (
-        "qwen3.6-35b-a3b bf16 does not fit card 0000:07:00.0 of host k100-01",
-        "68573 weights",
-        "llm_weights",
-        "max_model_len",
-        "tensor_parallel_size",
+    longest = int(str(caught.value).rsplit(" ", 1)[1])
+    assert longest % 1056 == 0
+    assert make_plan(k100(cards=data.cards, settings={"max_model_len": longest}))["replicas"][0]["fit"]["concurrency"] >= 1
+    with pytest.raises(LLMError, match="does not fit"):
+        make_plan(k100(cards=data.cards, settings={"max_model_len": longest + 2 * 1056}))
+
+
+def test_where_nothing_helps_nothing_is_promised(k100):
+    data = k100()
+    for card in data.cards:
+        card["memory_total_mib"] = 4096
+    with pytest.raises(LLMError, match="Ways out: smaller weights .llm_weights. or larger cards$"):
+        make_plan(data)
+
+
+def test_a_step_shorter_than_a_block_is_refused(k100):
+    with pytest.raises(LLMError, match="max_num_batched_tokens 1024 is less than a block of this hybrid model, 1056 tokens"):
+        make_plan(k100(settings={"max_num_batched_tokens": 1024}))
+    make_plan(k100(settings={"max_num_batched_tokens": 1056}))
+    make_plan(k100(settings={"max_num_batched_tokens": 1024}, enhancements={"prefix_caching": False, "mtp": False}))
+
+
+def test_a_context_beyond_the_models_own_is_refused(k100):
+    with pytest.raises(
+        LLMError, match="max_model_len 262145 is beyond the 262144 tokens that 'qwen3.6-35b-a3b' was made for.*hf_overrides"
     ):
-        assert part in str(caught.value)
+        make_plan(k100(settings={"max_model_len": 262145}))
+    make_plan(k100(settings={"max_model_len": 300000, "hf_overrides": {"rope_parameters": {"rope_type": "yarn"}}}))
+
+
+def test_pipeline_stages_take_cards_too(k100):
+    plan = make_plan(k100(weights="bf16", settings={"pipeline_parallel_size": 2}))
+    assert [replica["card_indexes"] for replica in plan["replicas"]] == [[0, 1], [2, 3]]
+    assert plan["replicas"][0]["fit"]["weights"] == 34287
+
+
+def test_heads_that_cannot_be_divided_are_said_before_anything_starts(k100):
+    with pytest.raises(LLMError, match="16 attention heads cannot be divided over tensor_parallel_size 3"):
+        make_plan(k100(settings={"tensor_parallel_size": 3}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"speculative": "mtp"}, "setting 'speculative' must be a mapping"),
+        ({"speculative": {"method": "mtp"}}, "setting 'num_speculative_tokens' must be a number, 1 or more"),
+        ({"kv_cache_dtype": "fp9"}, "setting 'kv_cache_dtype': number format 'fp9'"),
+        ({"kv_cache_memory_bytes": "4G"}, "setting 'kv_cache_memory_bytes' must be a number"),
+    ],
+)
+def test_settings_of_the_cache_that_mean_nothing(k100, settings, says):
+    with pytest.raises(LLMError, match=says):
+        make_plan(k100(settings=settings))
 
 
 def test_bf16_on_card_pairs(k100):
@@ -131,7 +192,14 @@ def test_bf16_on_card_pairs(k100):
 
 def test_more_sequences_than_fit_is_said(k100):
     plan = make_plan(k100(settings={"max_num_seqs": 8}))
-    assert any("8 sequences of full length do not fit at once" in reason for reason in plan["reasons"])
+    (said,) = {reason.split(": ", 1)[1] for reason in plan["reasons"] if "do not fit" in reason}
+    assert (
+        said
+        == "8 sequences of full length do not fit at once; more wait in the engine. For no wait: max_num_seqs 7, or max_model_len 115104"
+    )
+    assert not any("do not fit at once" in reason for reason in make_plan(k100(settings={"max_num_seqs": 7}))["reasons"])
+    shorter = make_plan(k100(settings={"max_num_seqs": 8, "max_model_len": 115104}))
+    assert not any("do not fit at once" in reason for reason in shorter["reasons"])
     assert not any("do not fit at once" in reason for reason in make_plan(k100())["reasons"])
 
 
@@ -491,9 +559,9 @@ def test_memory_that_is_added_to_nothing_is_named(more):
 
 
 def test_mtp_costs_memory_and_the_plan_says_so(k100):
-    """With 2 tokens: 22528 bytes x 131072 + 208 MiB = 3024 MiB; without anything: 20480 x 131072 + 62 = 2622 MiB."""
+    """With 2 tokens: 123 blocks and 9 for states, of 24150016 bytes; without anything: 125 and 3, of 21626880."""
     off, mtp = ({"prefix_caching": False, "mtp": False}, {"prefix_caching": False, "mtp": True})
-    assert [make_plan(k100(enhancements=wanted))["replicas"][0]["fit"]["per_sequence"] for wanted in (off, mtp)] == [2622, 3024]
+    assert [make_plan(k100(enhancements=wanted))["replicas"][0]["fit"]["per_sequence"] for wanted in (off, mtp)] == [2640, 3041]
 
 
 def test_every_enhancement_is_revertible_alone(k100):

@@ -56,8 +56,9 @@ def test_every_replica_computes_on_its_own_core(shipped):
 
 
 def test_a_group_of_cards_computes_on_all_of_its_cores(shipped):
-    plan = plan_of(shipped, settings={"tensor_parallel_size": 2})
-    assert [spec["environment"]["VLLM_CPU_OMP_THREADS_BIND"] for spec in specs(plan)] == ["0,1"]
+    # Its nine heads can be divided by three.
+    plan = plan_of(shipped, settings={"tensor_parallel_size": 3}, cards=[card(number, str(number)) for number in range(3)])
+    assert [spec["environment"]["VLLM_CPU_OMP_THREADS_BIND"] for spec in specs(plan)] == ["0,1,2"]
 
 
 def test_the_user_may_still_choose_the_cores(shipped):
