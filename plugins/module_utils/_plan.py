@@ -16,6 +16,7 @@ import posixpath
 from typing import Any
 
 from ansible_collections.ironserve.llm.plugins.module_utils._arguments import spell
+from ansible_collections.ironserve.llm.plugins.module_utils._card_groups import choose_groups, warnings
 from ansible_collections.ironserve.llm.plugins.module_utils._catalog import merge
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
 from ansible_collections.ironserve.llm.plugins.module_utils._geometry import Serving, layouts, number_bytes, read_config
@@ -79,6 +80,7 @@ class PlanInput:
         count: most replicas to plan; 0 means one per card group.
         min_count: fewest replicas worth serving with.
         allow_degraded: leave cards out that are not healthy, instead of stopping.
+        card_groups: numbers of the cards that share a replica, group by group; cards in none are left alone. Empty groups them all.
     """
 
     host: str
@@ -104,6 +106,7 @@ class PlanInput:
     count: int = 0
     min_count: int = 1
     allow_degraded: bool = False
+    card_groups: list[list[int]] = dataclasses.field(default_factory=list)
 
 
 def setting_number(settings: dict[str, Any], name: str, kind: Any, lowest: float, highest: float = float("inf")) -> Any:
@@ -273,9 +276,9 @@ def ways_out(data: PlanInput, settings: dict[str, Any], memory: dict[str, Any], 
 
 
 def group_cards(
-    cards: list[dict[str, Any]], size: int, allow_degraded: bool
+    cards: list[dict[str, Any]], size: int, allow_degraded: bool, wanted: list[list[int]]
 ) -> tuple[list[tuple[int, list[dict[str, Any]]]], list[dict[str, str]]]:
-    """Put cards into groups of ``size`` by index, so that one dead card never renumbers the others.
+    """Put cards into groups of ``size`` (see ``choose_groups``), so that one dead card never renumbers the others.
 
     Returns ``(group number, cards)`` pairs and the cards left out, each with its reason.
     Raises LLMError when a card is not healthy and degraded plans were not asked for, and when cards are not described well enough.
@@ -292,8 +295,9 @@ def group_cards(
         twice = sorted({str(value) for value in values if values.count(value) > 1})
         if twice:
             raise LLMError("several cards have the {0} {1}; each has its own".format(key, ", ".join(twice)))
+    chosen = choose_groups(cards, size, wanted)
     left_out: list[dict[str, str]] = []
-    groups: dict[int, list[dict[str, Any]]] = {}
+    alive: dict[int, dict[str, Any]] = {}
     for card in sorted(cards, key=lambda item: item["index"]):
         if card["health"] not in ("ok", "warning"):
             reason = "card {0} ({1}) has health '{2}'".format(card["index"], card["id"], card["health"])
@@ -301,15 +305,23 @@ def group_cards(
                 raise LLMError("{0}; mend it, or plan without it: replica_allow_degraded: true".format(reason))
             left_out.append({"card": card["id"], "reason": reason})
             continue
-        groups.setdefault(card["index"] // size, []).append(card)
+        alive[card["index"]] = card
     complete = []
-    for number, members in sorted(groups.items()):
+    for number, indexes in chosen:
+        members = [alive.pop(index) for index in indexes if index in alive]
         if len(members) == size:
             complete.append((number, members))
             continue
+        if wanted and not allow_degraded:
+            missing = [index for index in indexes if index not in {card["index"] for card in members}]
+            raise LLMError(
+                "replica_card_groups names card {0}, which this host does not have; plan without its group: "
+                "replica_allow_degraded: true".format(", ".join(str(index) for index in missing))
+            )
         for card in members:
             reason = "its group {0} has {1} of {2} cards".format(number, len(members), size)
             left_out.append({"card": card["id"], "reason": reason})
+    left_out += [{"card": card["id"], "reason": "replica_card_groups does not name it"} for card in alive.values()]
     return complete, left_out
 
 
@@ -429,7 +441,7 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
     settings = merge(merge(catalog["settings"], extra), data.settings)
     serving = serving_of(settings)
     size = serving.tensor_parallel * serving.pipeline_parallel
-    groups, left_out = group_cards(data.cards, size, data.allow_degraded)
+    groups, left_out = group_cards(data.cards, size, data.allow_degraded, data.card_groups)
     if data.count and len(groups) > data.count:
         for _number, members in groups[data.count :]:
             left_out += [{"card": card["id"], "reason": "replica_count is {0}".format(data.count)} for card in members]
@@ -441,7 +453,7 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
         share = setting_number(settings, "gpu_memory_utilization", float, 0.01, 1)
     max_model_len, max_num_seqs = (setting_number(settings, name, int, 1) for name in ("max_model_len", "max_num_seqs"))
     need = need_of(catalog, settings, memory, weights_mib(catalog["weights"]))
-    reasons = []
+    reasons = warnings(groups)
     replicas = []
     for number, members in groups:
         card_mib = min(card["memory_total_mib"] for card in members)

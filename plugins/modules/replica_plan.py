@@ -117,6 +117,13 @@ options:
     description: Leave out cards that are not healthy, instead of stopping.
     type: bool
     default: false
+  card_groups:
+    description:
+      - Numbers of the cards that share a replica, group by group; cards in no group are left alone.
+      - When empty, neighbours share one, or cards of one NUMA node where the neighbours are on several.
+    type: list
+    elements: list
+    default: []
 """
 
 EXAMPLES = r"""

@@ -240,7 +240,7 @@ def test_warning_is_still_served(k100):
 
 def test_half_a_group_is_left_out_with_its_reason(recorded):
     recorded["cards"][1]["health"] = "fault"
-    groups, left_out = group_cards(recorded["cards"], 2, True)
+    groups, left_out = group_cards(recorded["cards"], 2, True, [])
     assert [(number, [card["index"] for card in members]) for number, members in groups] == [(1, [2, 3])]
     assert {item["card"]: item["reason"] for item in left_out}["0000:07:00.0"] == "its group 0 has 1 of 2 cards"
 
