@@ -16,6 +16,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.ironserve.llm.plugins.module_utils._catalog import SHAPES, collect, resolve
 from ansible_collections.ironserve.llm.plugins.module_utils._compatibility import read_table, select
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
+from ansible_collections.ironserve.llm.plugins.module_utils._log_messages import collect_messages
 from ansible_collections.ironserve.llm.plugins.module_utils._variables import unknown_variables
 
 ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
@@ -93,6 +94,7 @@ class ActionModule(ActionBase):
             catalog = read_catalog(args["overlays"])
             chosen = resolve(catalog, args["platform"], args["model"], args["engine"], args["weights"])
             chosen["compatibility"] = select(read_table(catalog["compatibility"]), args["platform"], chosen["engine"].get("name", ""))
+            chosen["log_messages"] = collect_messages(catalog["log_messages"], chosen["engine"].get("name", ""))
             chosen["platform"]["probe_source"] = read_probe(args["overlays"], chosen["platform"]["probe"])
         except LLMError as exc:
             raise AnsibleActionFail(str(exc)) from exc

@@ -66,6 +66,11 @@ SHAPES: dict[str, dict[str, tuple[Any, bool]]] = {
         "rows": (dict, False),
         "vulnerabilities": (dict, False),
     },
+    "log_messages": {
+        "name": (str, True),
+        "title": (str, True),
+        "messages": (dict, True),
+    },
 }
 
 #: kind -> keys inside an entry that the plan cannot do without -> type. ``*`` stands for every key of a mapping or item of a list.
@@ -101,6 +106,7 @@ INNER: dict[str, dict[tuple[str, ...], Any]] = {
         ("rows", "*"): dict,
         ("vulnerabilities", "*"): dict,
     },
+    "log_messages": {("messages", "*"): dict},
 }
 
 #: kind -> part of an entry -> keys it may have -> type. ``*`` as above. A key that nobody reads must not look as if somebody did.
@@ -161,6 +167,7 @@ PARTS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
         },
     },
     "compatibility": {},
+    "log_messages": {},
 }
 #: The same words wherever the same thing is said: what an engine adds to a container, a recipe's own image, what differs by engine.
 PARTS["engines"][("platforms", "*", "kv_cache")] = PARTS["engines"][("kv_cache",)]
@@ -254,7 +261,7 @@ def collect(kind: str, files: list[tuple[str, Any]]) -> dict[str, dict[str, Any]
     """Merge the parsed files of one kind, in order, into entries by name.
 
     Args:
-        kind: ``platforms``, ``engines``, ``models`` or ``compatibility``.
+        kind: ``platforms``, ``engines``, ``models``, ``compatibility`` or ``log_messages``.
         files: pairs of file name and parsed content; shipped files first, overlays after them.
     Raises LLMError naming the file for anything that is not an entry, or that leaves an entry incomplete.
     """

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import calendar
+import time
 from typing import Any
 
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
@@ -58,10 +60,26 @@ def inspect(client: Any, name: str) -> dict[str, Any] | None:
     return found if found["Name"].lstrip("/") == name else None
 
 
-def log_tail(client: Any, name: str, lines: int = 50) -> str:
-    """The last ``lines`` lines the container wrote, both streams, as text."""
+def log_tail(client: Any, name: str, lines: int = 400) -> str:
+    """The last ``lines`` lines the container wrote, both streams, as text; by default enough to hold the root of a traceback."""
     raw = client.logs(name, stdout=True, stderr=True, tail=lines)
     return raw.decode("utf-8", "replace").rstrip()
+
+
+def start_log(name: str, most_bytes: int = 4 * 2**20, socket: str = DEFAULT_SOCKET) -> str:
+    """What the container wrote since its last start, at most the first ``most_bytes`` bytes, as text; empty when there is no such container."""
+    client = connect(socket)
+    found = inspect(client, name)
+    if found is None:
+        return ""
+    parts, size = [], 0
+    since = calendar.timegm(time.strptime(found["State"]["StartedAt"][:19], "%Y-%m-%dT%H:%M:%S"))
+    for part in client.logs(name, stdout=True, stderr=True, stream=True, follow=False, since=since):
+        parts.append(part)
+        size += len(part)
+        if size >= most_bytes:
+            break
+    return b"".join(parts).decode("utf-8", "replace")
 
 
 def container_pid(name: str, socket: str = DEFAULT_SOCKET) -> int:
@@ -81,7 +99,8 @@ def container_pid(name: str, socket: str = DEFAULT_SOCKET) -> int:
 def container_state(name: str, socket: str = DEFAULT_SOCKET) -> dict[str, Any]:
     """Whether the container lives, and what it said last.
 
-    Returns ``{"running": bool, "exit_code": int, "restarts": int, "log_tail": str}``; ``log_tail`` is empty while it runs.
+    Returns ``{"running": bool, "exit_code": int, "oom_killed": bool, "restarts": int, "log_tail": str}``; ``log_tail`` is empty
+    while it runs.
     Raises LLMError when there is no such container.
     """
     client = connect(socket)
@@ -93,6 +112,7 @@ def container_state(name: str, socket: str = DEFAULT_SOCKET) -> dict[str, Any]:
     return {
         "running": running,
         "exit_code": int(state["ExitCode"]),
+        "oom_killed": bool(state.get("OOMKilled", False)),
         "restarts": int(found.get("RestartCount", 0)),
         "log_tail": "" if running else log_tail(client, name),
     }

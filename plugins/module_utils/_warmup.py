@@ -10,15 +10,17 @@ import concurrent.futures
 import dataclasses
 import threading
 import time
+from typing import Any
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _http, _sse
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.module_utils._log_messages import last_words
+from ansible_collections.ironserve.llm.plugins.module_utils._memory import Fit, compare, read_log
 from ansible_collections.ironserve.llm.plugins.module_utils._verify import Endpoint
 
 POLL_S = 0.25
 #: How often the container is looked at; together with one poll well below the 10 s within which a death is noticed.
 WATCH_S = 3.0
-LOG_LINES = 15
 #: Never one of the measured prompts: a warm cache for them would spoil the figures.
 PROMPT = "Say hello."
 TOKENS = 4
@@ -26,23 +28,43 @@ TOKENS = 4
 
 @dataclasses.dataclass
 class Warmth:
-    """What warming up one replica took, in seconds from the call; ``error`` is empty when it generates."""
+    """What warming up one replica took, in seconds from the call; ``error`` is empty when it generates, ``memory`` what its engine says of
+    its memory, held against the plan."""
 
     name: str
     url: str
     health_s: float | None = None
     first_token_s: float | None = None
     error: str = ""
+    memory: list[str] = dataclasses.field(default_factory=list)
 
     def as_dict(self) -> dict:
         """Plain data for module results."""
         return dataclasses.asdict(self)
 
 
+@dataclasses.dataclass
+class Knowledge:
+    """What is known of the replicas beforehand.
+
+    Attributes:
+        messages: what an engine's last words mean, see ``_log_messages.translate``.
+        fits: name of an endpoint -> what the plan expects of its memory, as plain data of a ``Fit``.
+        max_model_len: the longest context, tokens.
+    """
+
+    messages: dict[str, Any] = dataclasses.field(default_factory=dict)
+    fits: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    max_model_len: int = 0
+
+
 class Warmer:
     """Warms up one replica."""
 
-    def __init__(self, endpoint: Endpoint, model: str, requests: int, timeout_s: float, health_path: str) -> None:
+    def __init__(
+        self, endpoint: Endpoint, model: str, requests: int, timeout_s: float, health_path: str, knowledge: Knowledge | None = None
+    ) -> None:
+        self._knowledge = knowledge or Knowledge()
         self._endpoint = endpoint
         self._base = endpoint.url.rstrip("/")
         self._model = model
@@ -66,6 +88,7 @@ class Warmer:
                 at = self._generate()
                 if number == 0:
                     result.first_token_s = round(at - self._start, 3)
+            result.memory = self._memory()
         except LLMError as exc:
             result.error = "replica {0} at {1} did not warm up: {2}".format(self._endpoint.name, self._endpoint.url, exc)
         return result
@@ -84,9 +107,23 @@ class Warmer:
 
         state = _docker.container_state(self._endpoint.container)
         if not state["running"]:
-            lines = str(state["log_tail"]).splitlines()[-LOG_LINES:]
-            text = "container {0} exited with code {1}. Its last log lines:\n{2}"
-            raise LLMError(text.format(self._endpoint.container, state["exit_code"], "\n".join(lines) or "(none)"))
+            oom_killed = bool(state.get("oom_killed", False))
+            words = last_words(str(state["log_tail"]), self._knowledge.messages, state["exit_code"], oom_killed, [self._key])
+            raise LLMError("container {0} exited with code {1}. {2}".format(self._endpoint.container, state["exit_code"], words))
+
+    def _memory(self) -> list[str]:
+        """What the engine said of its memory at its start, held against the plan; nothing where the plan is not in its blocks."""
+        planned = self._knowledge.fits.get(self._endpoint.name, {})
+        if not self._endpoint.container or not planned.get("block_tokens"):
+            return []
+        from ansible_collections.ironserve.llm.plugins.module_utils import _docker
+
+        try:
+            said = read_log(_docker.start_log(self._endpoint.container))
+        except (LLMError, *_docker.ENGINE_ERRORS) as exc:
+            # It generates; what cannot be compared is said and no more.
+            return ["{0}: its log cannot be read: {1}".format(self._endpoint.name, exc)]
+        return ["{0}: {1}".format(self._endpoint.name, line) for line in compare(Fit(**planned), said, self._knowledge.max_model_len)]
 
     def _pause(self) -> None:
         self._check_container()
@@ -176,11 +213,16 @@ class Warmer:
 
 
 def warm_all(
-    endpoints: list[Endpoint], model: str, requests: int = 1, timeout_s: float = 2700, health_path: str = "/health"
+    endpoints: list[Endpoint],
+    model: str,
+    requests: int = 1,
+    timeout_s: float = 2700,
+    health_path: str = "/health",
+    knowledge: Knowledge | None = None,
 ) -> list[Warmth]:
     """Warm every endpoint up at the same time; the results come in the order of ``endpoints``."""
     if not endpoints:
         return []
-    warmers = [Warmer(endpoint, model, requests, timeout_s, health_path) for endpoint in endpoints]
+    warmers = [Warmer(endpoint, model, requests, timeout_s, health_path, knowledge) for endpoint in endpoints]
     with concurrent.futures.ThreadPoolExecutor(max_workers=len(warmers)) as pool:
         return list(pool.map(Warmer.warm, warmers))

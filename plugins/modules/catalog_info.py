@@ -13,7 +13,8 @@ version_added: "0.1.0"
 description:
   - Reads the collection's own catalog and the user's overlay directories on the controller, merges and checks them, and returns
     the entries that go together.
-  - An overlay directory has the folders C(platforms), C(engines), C(models) and C(compatibility), with one entry per file, and C(probes).
+  - An overlay directory has the folders C(platforms), C(engines), C(models), C(compatibility) and C(log_messages), with one entry per file, and
+      C(probes).
     An entry of the same name as a shipped one states only what differs.
   - It also compares the variables of the host with the options of the collection's roles, so that a mistyped variable is an error
     instead of a default.
@@ -68,6 +69,7 @@ RETURN = r"""
 catalog:
   description:
     - The entries C(platform), C(engine), C(model) and C(weights), and the baseline C(settings).
+    - C(log_messages) has what an engine's last words mean, by name, with C(pattern), C(cause) and C(fix).
     - C(compatibility) has the C(rows) and C(vulnerabilities) of the table that can concern this platform and engine, by id.
   returned: success
   type: dict

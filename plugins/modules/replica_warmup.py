@@ -12,7 +12,9 @@ version_added: "0.1.0"
 description:
   - Waits until each replica answers its health path, then makes real warm-up requests. Health alone means little, an engine
     may say 200 and die at its first request.
-  - A container that ends meanwhile is noticed within 10 seconds, and the error shows its last log lines.
+  - A container that ends meanwhile is noticed within 10 seconds. The error says what its end means, as far as O(messages) knows, and shows
+    its last 50 log lines, keys and tokens hidden.
+  - What an engine says of its memory at its start is held against the plan.
   - A warm replica costs well below a second. Nothing on the host is changed.
 author:
   - ironserve.llm contributors (@ironserve)
@@ -74,6 +76,19 @@ options:
     description: Path that answers 200 when the engine has loaded.
     type: str
     default: /health
+  messages:
+    description:
+      - What an engine's last words mean, by name, with C(pattern), C(cause) and C(fix), as M(ironserve.llm.catalog_info) returns them.
+    type: dict
+    default: {}
+  fits:
+    description: What the plan expects of each endpoint's memory, by its name, the C(fit) of the plan's replicas.
+    type: dict
+    default: {}
+  max_model_len:
+    description: The longest context in tokens, with O(fits).
+    type: int
+    default: 0
 """
 
 EXAMPLES = r"""
@@ -106,8 +121,14 @@ results:
     first_token_s:
       description: Seconds from the start of this task until the first token. Null when there was none.
       type: float
+    memory:
+      description:
+        - What the engine said of its memory, held against O(fits). The first word after the name is V(ok), V(differs) (by more than 2 percent),
+          V(too small) (not even one request of full length fits) or V(measured) (the overhead that was assumed, measured).
+      type: list
+      elements: str
     error:
-      description: What went wrong, with the container's last log lines if it ended. Empty when the replica generates.
+      description: What went wrong, with what the container's last log lines mean, and these, if it ended. Empty when the replica generates.
       type: str
 """
 
@@ -115,7 +136,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._verify import Endpoint
-from ansible_collections.ironserve.llm.plugins.module_utils._warmup import warm_all
+from ansible_collections.ironserve.llm.plugins.module_utils._warmup import Knowledge, warm_all
 
 
 def main() -> None:
@@ -139,6 +160,9 @@ def main() -> None:
             "requests": {"type": "int", "default": 1},
             "timeout_s": {"type": "float", "default": 2700},
             "health_path": {"type": "str", "default": "/health"},
+            "messages": {"type": "dict", "default": {}},
+            "fits": {"type": "dict", "default": {}},
+            "max_model_len": {"type": "int", "default": 0},
         },
         supports_check_mode=True,
     )
@@ -147,7 +171,8 @@ def main() -> None:
         if options["requests"] < 1 or options["timeout_s"] <= 0:
             raise LLMError("requests must be 1 or more and timeout_s above 0")
         endpoints = [Endpoint(item["name"], item["url"], item["api_key_file"], item["container"]) for item in options["endpoints"]]
-        found = warm_all(endpoints, options["model"], options["requests"], options["timeout_s"], options["health_path"])
+        knowledge = Knowledge(options["messages"], options["fits"], options["max_model_len"])
+        found = warm_all(endpoints, options["model"], options["requests"], options["timeout_s"], options["health_path"], knowledge)
     except LLMError as exc:
         module.fail_json(msg=str(exc))
     errors = [warmth.error for warmth in found if warmth.error]

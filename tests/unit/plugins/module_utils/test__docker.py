@@ -55,19 +55,23 @@ class Engine:
     def __init__(self, path):
         self.answers = {("GET", "/_ping"): (200, "OK"), ("GET", "/version"): (200, {"ApiVersion": "1.41"})}
         self.bodies = {}
+        self.asked = []
         engine = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def reply(self):
+                engine.asked.append(self.path)
                 path = self.path.split("?")[0]
                 path = path[path.index("/", 1) :] if path.startswith("/v1.") else path
                 length = int(self.headers.get("Content-Length") or 0)
                 if length:
                     engine.bodies[path] = json.loads(self.rfile.read(length))
                 status, answer = engine.answers.get((self.command, path), (404, {"message": "No such thing: " + path}))
-                payload = (answer if isinstance(answer, str) else json.dumps(answer)).encode("utf-8")
+                payload = (
+                    answer if isinstance(answer, bytes) else (answer if isinstance(answer, str) else json.dumps(answer)).encode("utf-8")
+                )
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(payload)))
@@ -159,8 +163,27 @@ def test_pid_of_a_running_container(engine, socket_path):
 def test_state_of_a_container(monkeypatch, engine, socket_path, state, running):
     monkeypatch.setattr(_docker, "log_tail", lambda _client, _name: "last words")
     engine.answers["GET", "/containers/ironserve-c0/json"] = (200, described("ironserve-c0", ExitCode=1, **state))
-    expected = {"running": running, "exit_code": 1, "restarts": 2, "log_tail": "" if running else "last words"}
+    expected = {"running": running, "exit_code": 1, "oom_killed": False, "restarts": 2, "log_tail": "" if running else "last words"}
     assert _docker.container_state("ironserve-c0", socket_path) == expected
+
+
+def test_a_container_that_the_kernel_ended_says_so(monkeypatch, engine, socket_path):
+    monkeypatch.setattr(_docker, "log_tail", lambda _client, _name: "")
+    engine.answers["GET", "/containers/ironserve-c0/json"] = (200, described("ironserve-c0", Running=False, ExitCode=137, OOMKilled=True))
+    assert _docker.container_state("ironserve-c0", socket_path)["oom_killed"] is True
+
+
+def test_the_log_since_the_last_start(engine, socket_path):
+    """The engine frames what a container wrote: stream, length, text. Only what came after the start is asked for."""
+    found = dict(described("ironserve-c0", StartedAt="2026-11-30T15:00:00.123456789Z"), Config={"Tty": False})
+    engine.answers["GET", "/containers/ironserve-c0/json"] = (200, found)
+    frames = b"".join(bytes([1, 0, 0, 0]) + len(text).to_bytes(4, "big") + text for text in (b"first\n", b"second\n", b"third\n"))
+    engine.answers["GET", "/containers/ironserve-c0/logs"] = (200, frames)
+    assert _docker.start_log("ironserve-c0", socket=socket_path) == "first\nsecond\nthird\n"
+    assert _docker.start_log("ironserve-c0", most_bytes=7, socket=socket_path) == "first\nsecond\n"
+    (asked,) = {path for path in engine.asked if "/logs" in path}
+    assert "since=1796050800" in asked and "follow=0" in asked
+    assert _docker.start_log("ironserve-c9", socket=socket_path) == ""
 
 
 def test_container_that_ends_meanwhile_is_left_out(engine, client):

@@ -98,6 +98,63 @@ def test_death_at_the_first_request_shows_the_log(container):
     assert "fatal: illegal memory access" in result.error
 
 
+def test_death_says_what_it_means_and_hides_the_key(container, tmp_path):
+    key = tmp_path / "engine.key"
+    key.write_text("sesame99\n")
+    container.end()
+    container.state["log_tail"] = "\n".join(["old"] * 60 + ["args: sesame99", "OSError: [Errno 28] No space left on device"])
+    knowledge = _warmup.Knowledge(messages={"disk": {"pattern": "No space left", "cause": "a disk is full", "fix": "free space"}})
+    with Engine("loading") as engine:
+        result = _warmup.warm_all([Endpoint("r0", engine.url, str(key), "c0")], "scripted", 1, 30, knowledge=knowledge)[0]
+    assert "exited with code 139. It means: a disk is full. Fix: free space\nIt means: it crashed in native code" in result.error
+    assert "sesame99" not in result.error
+    assert result.error.split("Its last log lines:\n")[1].splitlines()[:48] == ["old"] * 48
+    assert len(result.error.split("Its last log lines:\n")[1].splitlines()) == 50
+
+
+PLANNED = {
+    "usable": 58968,
+    "weights": 35838,
+    "overhead": 4096,
+    "per_sequence": 2702,
+    "available": 19034,
+    "concurrency": 922 / 131,
+    "block_tokens": 1056,
+    "blocks": 922,
+    "blocks_per_sequence": 131,
+}
+
+
+@pytest.mark.parametrize(("printed", "word"), [("6.96", "ok"), ("5.10", "differs"), ("0.34", "too small")])
+def test_what_the_engine_says_of_its_memory_is_held_against_the_plan(container, monkeypatch, printed, word):
+    monkeypatch.setattr(_docker, "start_log", lambda name: "Maximum concurrency for 131,072 tokens per request: {0}x\n".format(printed))
+    knowledge = _warmup.Knowledge(fits={"r0": PLANNED}, max_model_len=131072)
+    with Engine("healthy") as engine:
+        result = _warmup.warm_all([Endpoint("r0", engine.url, "", "c0")], "scripted", 1, 3, knowledge=knowledge)[0]
+    assert result.error == ""
+    assert result.memory[0].startswith("r0: {0}: the engine holds {1:g} requests of 131072 tokens".format(word, float(printed)))
+
+
+def test_a_plan_that_is_not_in_blocks_asks_for_no_log(container, monkeypatch):
+    monkeypatch.setattr(_docker, "start_log", lambda name: pytest.fail("asked for the log"))
+    for fits in ({}, {"r0": dict(PLANNED, block_tokens=0)}):
+        with Engine("healthy") as engine:
+            knowledge = _warmup.Knowledge(fits=fits)
+            result = _warmup.warm_all([Endpoint("r0", engine.url, "", "c0")], "scripted", 1, 3, knowledge=knowledge)[0]
+        assert (result.error, result.memory) == ("", [])
+
+
+def test_a_log_that_cannot_be_read_condemns_nobody(container, monkeypatch):
+    def broken(name):
+        raise OSError("connection lost")
+
+    monkeypatch.setattr(_docker, "start_log", broken)
+    with Engine("healthy") as engine:
+        knowledge = _warmup.Knowledge(fits={"r0": PLANNED})
+        result = _warmup.warm_all([Endpoint("r0", engine.url, "", "c0")], "scripted", 1, 3, knowledge=knowledge)[0]
+    assert (result.error, result.memory) == ("", ["r0: its log cannot be read: connection lost"])
+
+
 def test_death_while_loading_is_noticed_long_before_the_deadline(container):
     container.end()
     start = time.monotonic()
