@@ -243,7 +243,8 @@ def open_stream(method: str, url: str, key: str = "", body: object = None, deadl
     data = None
     if body is not None:
         headers["Content-Type"] = "application/json"
-        data = json.dumps(body).encode("utf-8")
+        # Bytes are sent as they are: a bad body is a question, too.
+        data = body if isinstance(body, bytes) else json.dumps(body).encode("utf-8")
     session = requests.Session()
     session.trust_env = False
     sent_at = time.monotonic()

@@ -38,6 +38,8 @@ class Event:
         usage: the usage object, or None.
         error: the error text of an error event, or the raw line of a malformed one.
         has_choices: whether the event had a non-empty ``choices`` list.
+        calls: pieces of tool calls as ``(index, id, name, argument text)``; ids and names are empty in all but the first piece.
+        reasoning_field: the name under which reasoning came, or an empty string.
     """
 
     at: float
@@ -49,6 +51,8 @@ class Event:
     usage: dict | None = None
     error: str = ""
     has_choices: bool = False
+    calls: tuple = ()
+    reasoning_field: str = ""
 
 
 class Decoder:
@@ -118,11 +122,15 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _tool_text(calls: object) -> tuple[bool, str]:
-    if not isinstance(calls, list) or not calls:
-        return False, ""
-    functions = [call.get("function") for call in calls if isinstance(call, dict)]
-    return True, "".join(_text(function.get("arguments")) for function in functions if isinstance(function, dict))
+def _tool_pieces(calls: object) -> tuple:
+    """The pieces of tool calls in one delta; what is no call is left out."""
+    found = []
+    for place, call in enumerate(calls if isinstance(calls, list) else []):
+        if isinstance(call, dict):
+            function = call.get("function") if isinstance(call.get("function"), dict) else {}
+            index = call.get("index") if isinstance(call.get("index"), int) else place
+            found.append((index, _text(call.get("id")), _text(function.get("name")), _text(function.get("arguments"))))
+    return tuple(found)
 
 
 def parse(at: float, data: str) -> Event:
@@ -140,7 +148,8 @@ def parse(at: float, data: str) -> Event:
     if body.get("error"):
         return Event(at, frozenset((ERROR,)), error=error_text(body["error"])[:400])
     kinds = set()
-    content = reasoning = tool = finish = ""
+    content = reasoning = finish = field = ""
+    calls = ()
     choices = body.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
     if choice is not None:
@@ -148,13 +157,14 @@ def parse(at: float, data: str) -> Event:
         delta = delta if isinstance(delta, dict) else {}
         content = _text(delta.get("content")) or _text(choice.get("text"))
         # vLLM renamed the field in 0.17.1; some engines send both names with the same text.
-        reasoning = _text(delta.get("reasoning")) or _text(delta.get("reasoning_content"))
-        called, tool = _tool_text(delta.get("tool_calls"))
+        field = next((name for name in ("reasoning", "reasoning_content") if _text(delta.get(name))), "")
+        reasoning = _text(delta.get(field)) if field else ""
+        calls = _tool_pieces(delta.get("tool_calls"))
         finish = _text(choice.get("finish_reason"))
         for kind, present in (
             (CONTENT, content),
             (REASONING, reasoning),
-            (TOOL, called),
+            (TOOL, calls),
             (FINISH, finish),
             (ROLE, delta.get("role")),
         ):
@@ -164,7 +174,8 @@ def parse(at: float, data: str) -> Event:
     usage = usage if isinstance(usage, dict) else None
     if usage is not None:
         kinds.add(USAGE)
-    return Event(at, frozenset(kinds), content, reasoning, tool, finish, usage, "", choice is not None)
+    tool = "".join(call[3] for call in calls)
+    return Event(at, frozenset(kinds), content, reasoning, tool, finish, usage, "", choice is not None, calls, field)
 
 
 class Transcript:
@@ -203,6 +214,23 @@ class Transcript:
     def tool(self) -> str:
         """The joined argument text of tool calls."""
         return self._join("tool")
+
+    @property
+    def calls(self) -> list[dict]:
+        """The tool calls, put together by their index: ``{"id", "name", "arguments"}``, arguments as text."""
+        found = {}
+        for event in self.events:
+            for index, ident, name, arguments in event.calls:
+                call = found.setdefault(index, {"id": "", "name": "", "arguments": ""})
+                call["id"] = call["id"] or ident
+                call["name"] += name
+                call["arguments"] += arguments
+        return [found[index] for index in sorted(found)]
+
+    @property
+    def reasoning_fields(self) -> list[str]:
+        """The names under which reasoning came."""
+        return sorted({event.reasoning_field for event in self.events if event.reasoning_field})
 
     @property
     def finish(self) -> str:

@@ -14,16 +14,28 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
-import re
 import secrets
 import threading
 import time
 from typing import Iterator
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _card_use, _http, _quality, _sse, _verdicts
+from ansible_collections.ironserve.llm.plugins.module_utils import (
+    _card_use,
+    _checks_dialogue,
+    _checks_form,
+    _checks_load,
+    _engine_metrics,
+    _http,
+    _quality,
+    _questions,
+    _sse,
+    _verdicts,
+)
 from ansible_collections.ironserve.llm.plugins.module_utils._checks import FAIL, NOT_APPLICABLE, PASS, UNKNOWN, WARN
+from ansible_collections.ironserve.llm.plugins.module_utils._checks_found import Found, Whole, read_whole
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
 from ansible_collections.ironserve.llm.plugins.module_utils._verdicts import Outcome
+from ansible_collections.ironserve.llm.plugins.module_utils._words import contains
 
 #: Options of each kind of check: name -> whether it must be given.
 KINDS = {
@@ -35,8 +47,40 @@ KINDS = {
     "speed": {"prompt": False, "max_tokens": False},
     "prefix_cache": {"lines": False, "factor": False},
     "card_use": {"floor_pct": False},
+    # Ten exact questions and two nonces, half of them Chinese: expanded when the recipe is read.
+    "exact_set": {"max_tokens": False},
+    "multi_turn": {"turns": False, "max_tokens": False},
+    "tool_loop": {"rounds": False, "max_tokens": False},
+    "json_schema": {"max_tokens": False},
+    "stop": {"max_tokens": False},
+    "max_tokens": {"prompt": False, "max_tokens": False},
+    "reasoning": {"prompt": False, "expect": False, "request": False, "max_tokens": False},
+    "errors": {"skip": False, "context": False},
+    "cancel": {"streams": False, "release_s": False, "max_tokens": False},
+    "long_context": {"tokens": False, "depths": False, "timeout_s": False, "max_tokens": False},
+    "cache_hit": {"tokens": False, "times": False, "timeout_s": False, "max_tokens": False},
+    "concurrency": {"streams": True, "seconds": False, "max_tokens": False},
+    "counters": {"speculative": False, "acceptance_min": False},
+    "agreement": {"least": False},
+}
+#: Checks that have a function in a file of their own.
+_MORE = {
+    "multi_turn": _checks_dialogue.multi_turn,
+    "tool_loop": _checks_dialogue.tool_loop,
+    "json_schema": _checks_form.json_schema,
+    "stop": _checks_form.stop,
+    "max_tokens": _checks_form.max_tokens,
+    "reasoning": _checks_form.reasoning,
+    "errors": _checks_form.errors,
+    "cancel": _checks_load.cancel,
+    "long_context": _checks_load.long_context,
+    "cache_hit": _checks_load.cache_hit,
+    "counters": _checks_load.counters,
 }
 _COMMON = ("check", "id", "language")
+#: Options of checks that are whole numbers above 0, and those that are numbers above 0.
+_WHOLE = ("max_tokens", "digits", "lines", "turns", "rounds", "streams", "tokens", "times", "context")
+_NUMBERS = ("seconds", "timeout_s", "release_s", "acceptance_min", "least", "floor_pct")
 #: Checks every proof makes, listed in the recipe or not, unless the recipe says they are not applicable.
 IMPLIED = ("models", "speed", "card_use")
 
@@ -44,7 +88,21 @@ IMPLIED = ("models", "speed", "card_use")
 QUESTION = "question"
 #: What is made in which order; right answers come before speed, for garbage is often the fastest. The long answer whose speed is
 #: measured has the endpoint for itself.
-ORDER = ("models", QUESTION, "quality", "speed", "prefix_cache", "card_use")
+ORDER = (
+    "models",
+    QUESTION,
+    "quality",
+    "speed",
+    "prefix_cache",
+    "cache_hit",
+    "long_context",
+    "cancel",
+    "concurrency",
+    "counters",
+    "card_use",
+)
+#: Asked for only when all before was right.
+DEMANDING = ORDER[ORDER.index("speed") : ORDER.index("counters")]
 
 #: After this many seconds of tokens a stream that is hopelessly under the floor is not waited for any longer.
 SLOW_WINDOW_S = 10.0
@@ -56,6 +114,12 @@ CARD_FLOOR_PCT = 5.0
 #: A report of this many lines is some 1500 tokens long; read from the cache, it must be this many times quicker.
 PREFIX_LINES = 75
 PREFIX_FACTOR = 2.0
+#: What is asked once more after the load.
+_AGAIN = ("exact", "nonce_recall", "quality", "multi_turn", "tool_loop", "json_schema")
+#: How long a silent engine's counters are watched before it counts as hung.
+PROGRESS_S = 2.0
+#: Share of equal answers between replicas below which one of them is not believed.
+AGREEMENT = 0.8
 #: The form of a nonce question when the recipe gives none: for models that follow instructions without examples.
 NONCE_PROMPT = "The secret code is {nonce}. What is the secret code? Answer with the code only."
 
@@ -153,16 +217,27 @@ def _check_item(index: int, item: object) -> dict:
     for key, required in known.items():
         if required and not item.get(key):
             raise LLMError("{0}: the key '{1}' is missing or empty".format(where, key))
-    for key in ("expect", "shots"):
+    for key in ("expect", "shots", "skip", "depths"):
         if key in item and not isinstance(item[key], list):
             raise LLMError("{0}: '{1}' must be a list".format(where, key))
     for key in ("prompt", "answer"):
         if kind == "nonce_recall" and "{nonce}" not in str(item.get(key, "{nonce}")):
             raise LLMError("{0}: '{1}' must contain {{nonce}}".format(where, key))
-    for key in ("max_tokens", "digits", "lines"):
+    for key in _WHOLE:
         value = item.get(key, 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise LLMError("{0}: '{1}' must be a whole number above 0, not {2!r}".format(where, key, value))
+    for key in _NUMBERS:
+        value = item.get(key, 1)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            raise LLMError("{0}: '{1}' must be a number above 0, not {2!r}".format(where, key, value))
+    if kind == "multi_turn" and item.get("language", "en") not in ("en", "zh"):
+        raise LLMError("{0}: 'language' must be en or zh, not {1!r}".format(where, item["language"]))
+    depths = item.get("depths", [0])
+    if not depths or len(depths) > 10 or not all(isinstance(depth, (int, float)) and 0 <= depth <= 1 for depth in depths):
+        raise LLMError("{0}: 'depths' must be 1 to 10 numbers from 0 to 1".format(where))
+    if item.get("times", 3) > 10:
+        raise LLMError("{0}: 'times' must be 10 or less".format(where))
     value = item.get("factor", PREFIX_FACTOR)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 1:
         raise LLMError("{0}: 'factor' must be a number above 1, not {1!r}".format(where, value))
@@ -185,7 +260,10 @@ def read_acceptance(data: dict) -> Acceptance:
     raw = data.get("checks")
     if not isinstance(raw, list):
         raise LLMError("acceptance.checks must be a list of checks")
-    checks = [_check_item(index, item) for index, item in enumerate(raw)]
+    checks = []
+    for index, item in enumerate(raw):
+        checked = _check_item(index, item)
+        checks.extend(_questions.expand(checked) if checked["check"] == "exact_set" else [checked])
     if not any(item["check"] in ("exact", "nonce_recall") for item in checks):
         raise LLMError("acceptance.checks needs at least one 'exact' or 'nonce_recall' check: nothing else proves right answers")
     excluded = data.get("not_applicable") or []
@@ -200,14 +278,6 @@ def read_acceptance(data: dict) -> Acceptance:
         _number(data, "exact_pass_share", 1.0),
         data.get("request") or {},
     )
-
-
-def contains(text: str, word: str) -> bool:
-    """Whether ``word`` stands in ``text``, whatever the case; Latin words and numbers only as whole ones."""
-    word = word.casefold()
-    before = "(?<![0-9a-z])" if re.match("[0-9a-z]", word) else ""
-    after = "(?![0-9a-z])" if re.search("[0-9a-z]$", word) else ""
-    return re.search(before + re.escape(word) + after, text.casefold()) is not None
 
 
 def _quote(text: str) -> str:
@@ -244,6 +314,27 @@ def _error_stop(exc: _http.HttpError) -> _Stop:
     return _Stop(signs.get(exc.kind, _verdicts.NO_VERDICT), str(exc))
 
 
+def _text_trouble(item: dict, messages: list, answer: _sse.Transcript | Whole) -> str:
+    """What the detectors find in an answer, in one line; empty when they find nothing."""
+    prompt = " ".join(str(message.get("content") or "") for message in messages)
+    findings = _quality.inspect(answer.content, answer.reasoning, answer.tool, prompt, str(item.get("language", "")))
+    if not findings:
+        return ""
+    shown = "; ".join("{0}: {1}".format(finding.name, finding.detail) for finding in findings)
+    return "{0}; it said {1}".format(shown, _quote(answer.content or answer.reasoning))
+
+
+def _extra_seconds(item: dict) -> float:
+    """What one check may take beyond the limits of a whole proof, because the recipe asks for something long."""
+    if item["check"] == "concurrency":
+        return float(item.get("seconds", _checks_load.SECONDS))
+    if item["check"] == "long_context":
+        return float(item.get("timeout_s", _checks_load.PATIENCE_S)) * len(item.get("depths", _checks_load.DEPTHS))
+    if item["check"] == "cache_hit":
+        return float(item.get("timeout_s", _checks_load.PATIENCE_S)) * item.get("times", 3)
+    return 0.0
+
+
 class Verifier:
     """Proves one endpoint."""
 
@@ -273,6 +364,11 @@ class Verifier:
         self._speed = None
         self._ttft = None
         self._use = None
+        self._answers = {}
+        self._todo = []
+        self._after_load = ""
+        self._context = 0
+        self.metrics_at_start = {}
 
     def prove(self) -> Proof:
         """Run every check in order; never raises for what the endpoint did, only for a bug."""
@@ -286,12 +382,15 @@ class Verifier:
         todo = [{"check": kind} for kind in kinds] + self._acceptance.checks
         todo = [item for item in todo if (item["check"], str(item.get("id", ""))) not in excluded]
         todo.sort(key=lambda item: ORDER.index(_phase(item)))
+        self._todo = todo
+        self._end += sum(_extra_seconds(item) for item in todo)
         try:
             with self._stops_at({"check": "key"}):
                 self._key = _http.read_key(self._endpoint.api_key_file)
                 self._start_sampling([item for item in todo if item["check"] == "card_use"])
+                self.metrics_at_start = self.metrics() if any(item["check"] == "counters" for item in todo) else {}
             for phase, items in itertools.groupby(todo, _phase):
-                if phase in ("speed", "prefix_cache"):
+                if phase in DEMANDING:
                     self._settle_exact()
                     if any(not outcome.good for outcome in self._outcomes):
                         break
@@ -311,7 +410,7 @@ class Verifier:
                 return
             try:
                 with self._stops_at(item):
-                    getattr(self, "_check_" + item["check"])(item)
+                    self._run(item)
             except BaseException:
                 stopped.set()
                 raise
@@ -337,10 +436,86 @@ class Verifier:
             stop = _error_stop(exc)
         except LLMError as exc:
             stop = _Stop(_verdicts.NO_VERDICT, str(exc))
+        stop = self._reconsider(stop)
         status = UNKNOWN if stop.sign == _verdicts.NO_VERDICT else FAIL
         self._add(item["check"], str(item.get("id", "")), status, stop.detail, stop.sign, str(item.get("language", "")))
         self._add_death_evidence(stop.sign)
         raise _Stopped
+
+    def _run(self, item: dict) -> None:
+        kind = item["check"]
+        if kind in _MORE:
+            self._found(item, _MORE[kind](self, item))
+        elif kind != "agreement":
+            # Agreement is judged when all replicas have answered.
+            getattr(self, "_check_" + kind)(item)
+
+    def _found(self, item: dict, found: Found) -> None:
+        if found.status:
+            sign = found.sign if found.status in (FAIL, UNKNOWN) else ""
+            self._add(
+                item["check"], str(item.get("id", "")), found.status, found.trouble or found.good, sign, str(item.get("language", ""))
+            )
+        else:
+            self._result(item, found.trouble, found.good, found.sign, found.figure, found.unit)
+
+    def _ask_again(self) -> None:
+        """Ask everything once more after the load; what was right before and is wrong now is partial."""
+        load = self._outcomes[-1]
+        self._after_load = "after {0:.0f} requests at once: ".format(load.figure) if load.good and load.figure else "after the load: "
+        for item in self._todo:
+            if item["check"] not in _AGAIN:
+                continue
+            start = len(self._outcomes)
+            try:
+                self._run(item)
+            except _Stop as stop:
+                if stop.sign != _verdicts.GARBAGE:
+                    raise
+                self._add(item["check"], str(item.get("id", "")), FAIL, stop.detail, stop.sign, str(item.get("language", "")))
+            for outcome in self._outcomes[start:]:
+                outcome.id = "{0} after_load".format(outcome.id).strip()
+                if outcome.status == FAIL:
+                    # The words that let a recipe forgive a wrong answer must not begin the line: it was right before.
+                    outcome.detail = "right before, wrong {0}{1}".format(self._after_load, outcome.detail)
+                    outcome.sign = _verdicts.PARTIAL if outcome.sign == _verdicts.GARBAGE else outcome.sign
+        self._after_load = ""
+
+    def _reconsider(self, stop: _Stop) -> _Stop:
+        """Tell hung from busy, and slow from stalled, by the engine's own counters and by the cards."""
+        if stop.sign not in (_verdicts.STALLED, _verdicts.SLOW):
+            return stop
+        before = self.metrics()
+        until = time.monotonic() + min(PROGRESS_S, max(0.0, self._end - time.monotonic()))
+        after = before
+        while _engine_metrics.RUNNING in before and time.monotonic() < until:
+            time.sleep(0.1)
+            after = self.metrics()
+            if _engine_metrics.progress(before, after):
+                break
+        load, moved = _engine_metrics.load(after), _engine_metrics.progress(before, after)
+        busy = after.get(_engine_metrics.WAITING, 0) > 0 or (stop.sign == _verdicts.STALLED and after.get(_engine_metrics.RUNNING, 0) > 0)
+        if moved and busy:
+            detail = "{0}; {1}, and it works for them: busy, not hung".format(stop.detail, load)
+            return _Stop(_verdicts.SATURATED, detail)
+        detail = stop.detail
+        if load:
+            detail += "; {0}, and its counters {1}".format(load, "move" if moved else "stand still")
+        use = self._idle_percent()
+        if use is not None and stop.sign == _verdicts.SLOW:
+            return _Stop(_verdicts.STALLED, "{0}, with the cards {1:.1f} % busy: it waits for something else than work".format(detail, use))
+        return _Stop(stop.sign, detail)
+
+    def _idle_percent(self) -> float | None:
+        """Use of the cards since the proof began when that is nothing; None when they worked or can't be read."""
+        if self._sampler is None:
+            return None
+        try:
+            use = self._sampler.percent()
+        except LLMError:
+            return None
+        floors = [item.get("floor_pct", CARD_FLOOR_PCT) for item in self._acceptance.checks if item["check"] == "card_use"]
+        return use if use < float((floors or [CARD_FLOOR_PCT])[0]) else None
 
     def _proof(self) -> Proof:
         self._settle_exact()
@@ -419,14 +594,79 @@ class Verifier:
             )
             self._add("container", "", FAIL, detail, _verdicts.DEAD)
 
-    def _deadlines(self) -> _http.Deadlines:
+    @property
+    def model(self) -> str:
+        """The name under which the model is asked for."""
+        return self._model
+
+    @property
+    def key(self) -> str:
+        """The API key; empty when none is used."""
+        return self._key
+
+    def context(self) -> int:
+        """The longest context the engine says it takes, tokens; 0 when it does not say."""
+        return self._context
+
+    def get(self, path: str) -> _http.Reply:
+        """GET ``path`` with the key."""
+        return _http.request("GET", self._base + path, self._key, None, self._deadlines())
+
+    def post(self, body: object, key: str | None = None) -> _http.Reply:
+        """Ask for a chat completion with any body, and with another key if ``key`` is given; whatever the status."""
+        return _http.request("POST", self._base + "/v1/chat/completions", self._key if key is None else key, body, self._deadlines())
+
+    def metrics(self) -> dict:
+        """What the engine says of itself, as ``_engine_metrics`` reads it; empty where it says nothing."""
+        try:
+            reply = self.get("/metrics")
+        except (_http.HttpError, _Stop):
+            return {}
+        return _engine_metrics.read(reply.text()) if reply.status == 200 else {}
+
+    def open(self, messages: list, max_tokens: int) -> _http.Stream:
+        """Open the stream of an answer. Raises _Stop for any status but 200."""
+        body = self._body(messages, max_tokens, True)
+        stream = _http.open_stream("POST", self._base + "/v1/chat/completions", self._key, body, self._deadlines())
+        if stream.status != 200:
+            with stream:
+                raise _status_stop(stream.status, _http.one_line(b"".join(chunk for _at, chunk in stream).decode("utf-8", "replace")))
+        return stream
+
+    def ask(self, messages: list, max_tokens: int, extra: dict | None = None, patience_s: float = 0.0) -> _sse.Transcript:
+        """Ask as a stream. Raises _Stop for everything that is no answer."""
+        return self._ask(messages, max_tokens, extra, patience_s)
+
+    def whole(self, messages: list, max_tokens: int, extra: dict | None = None, patience_s: float = 0.0) -> Whole:
+        """Ask for an answer in one piece. Raises _Stop for everything that is no answer."""
+        url = self._base + "/v1/chat/completions"
+        reply = _http.request(
+            "POST", url, self._key, self._body(messages, max_tokens, False, extra), self._deadlines(patience_s or self._limits.request_s)
+        )
+        if reply.status != 200:
+            raise _status_stop(reply.status, reply.head())
+        found = read_whole(reply.json(url))
+        if found is None:
+            raise _Stop(_verdicts.GARBAGE, "HTTP 200 without choices[0].message: {0}".format(reply.head()))
+        return found
+
+    def text_trouble(self, item: dict, messages: list, answer: _sse.Transcript | Whole, max_tokens: int) -> str:
+        """What is wrong with the form and text of an answer, in one line; empty when nothing is."""
+        if isinstance(answer, _sse.Transcript):
+            return self._judge_text(item, messages, answer, max_tokens)[1]
+        return _text_trouble(item, messages, answer)
+
+    def _deadlines(self, silence_s: float = 0.0) -> _http.Deadlines:
         left = self._end - time.monotonic()
         if left <= 0:
             raise _Stop(_verdicts.NO_VERDICT, "the proof was not complete after {0:g} s".format(self._limits.total_s))
+        if silence_s:
+            return _http.Deadlines(3.0, silence_s, min(max(self._limits.request_s, silence_s), left))
         return _http.Deadlines(3.0, self._limits.first_token_s, min(self._limits.request_s, left))
 
-    def _body(self, messages: list, max_tokens: int, stream: bool) -> dict:
+    def _body(self, messages: list, max_tokens: int, stream: bool, extra: dict | None = None) -> dict:
         body = dict(self._acceptance.request)
+        body.update(extra or {})
         body.update(model=self._model, messages=messages, temperature=0, max_tokens=max_tokens, stream=stream)
         if stream:
             body["stream_options"] = {"include_usage": True}
@@ -463,11 +703,11 @@ class Verifier:
         rate = transcript.events_per_s(at)
         return rate is not None and rate * BURST < self._acceptance.floor_decode_tokens_per_s
 
-    def _ask(self, messages: list, max_tokens: int) -> _sse.Transcript:
+    def _ask(self, messages: list, max_tokens: int, extra: dict | None = None, patience_s: float = 0.0) -> _sse.Transcript:
         """Ask as a stream. Raises _Stop for everything that is no answer."""
         url = self._base + "/v1/chat/completions"
-        deadlines = self._deadlines()
-        body = self._body(messages, max_tokens, True)
+        deadlines = self._deadlines(patience_s)
+        body = self._body(messages, max_tokens, True, extra)
         with _http.open_stream("POST", url, self._key, body, deadlines) as stream:
             if stream.status != 200:
                 raise _status_stop(stream.status, _http.one_line(b"".join(chunk for _at, chunk in stream).decode("utf-8", "replace")))
@@ -509,12 +749,8 @@ class Verifier:
         sign, detail = self._form_trouble(transcript, max_tokens)
         if detail:
             return sign, detail
-        prompt = " ".join(message["content"] for message in messages)
-        findings = _quality.inspect(transcript.content, transcript.reasoning, transcript.tool, prompt, str(item.get("language", "")))
-        if findings:
-            shown = "; ".join("{0}: {1}".format(finding.name, finding.detail) for finding in findings)
-            return _verdicts.GARBAGE, "{0}; it said {1}".format(shown, _quote(transcript.content or transcript.reasoning))
-        return "", ""
+        trouble = _text_trouble(item, messages, transcript)
+        return (_verdicts.GARBAGE, trouble) if trouble else ("", "")
 
     def _start_sampling(self, wanted: list) -> None:
         if not wanted:
@@ -540,6 +776,9 @@ class Verifier:
         names = [str(entry.get("id")) for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
         if self._model not in names:
             raise _Stop(_verdicts.NOT_LOADED, 'the served models are {0}, not "{1}"'.format(", ".join(names) or "none", self._model))
+        cards = [entry for entry in data if isinstance(entry, dict) and str(entry.get("id")) == self._model]
+        limit = cards[0].get("max_model_len")
+        self._context = limit if isinstance(limit, int) and not isinstance(limit, bool) else 0
         self._add("models", "", PASS, 'serves "{0}"'.format(self._model))
 
     def _check_exact(self, item: dict) -> None:
@@ -596,16 +835,7 @@ class Verifier:
         max_tokens = item.get("max_tokens", 24)
         transcript = self._ask(messages, max_tokens)
         sign, trouble = self._judge_text(item, messages, transcript, max_tokens)
-        url = self._base + "/v1/chat/completions"
-        reply = _http.request("POST", url, self._key, self._body(messages, max_tokens, False), self._deadlines())
-        if reply.status != 200:
-            raise _status_stop(reply.status, reply.head())
-        body = reply.json(url)
-        try:
-            message = body["choices"][0]["message"]
-            text = message.get("content") or ""
-        except (KeyError, IndexError, TypeError, AttributeError):
-            raise _Stop(_verdicts.GARBAGE, "HTTP 200 without choices[0].message: {0}".format(reply.head())) from None
+        text = self.whole(messages, max_tokens).content
         if not trouble and text != transcript.content:
             sign, trouble = _verdicts.PARTIAL, "streamed {0}, whole {1}".format(_quote(transcript.content), _quote(text))
         self._result(item, trouble, "both ways {0}".format(_quote(text)), sign)
@@ -630,6 +860,17 @@ class Verifier:
         self._speed, self._ttft = rate, stream.ttft_s
         good = "{0:.1f} tokens/s over {1} tokens, first token after {2:.2f} s".format(rate, stream.completion_tokens, stream.ttft_s)
         self._result(item, trouble, good, _verdicts.SLOW, round(rate, 3), "tokens/s")
+
+    def _check_concurrency(self, item: dict) -> None:
+        try:
+            found = _checks_load.concurrency(self, item)
+        except _Stop as stop:
+            detail = "with {0} at once: {1}".format(item["streams"], stop.detail)
+            if stop.sign != _verdicts.GARBAGE:
+                raise _Stop(stop.sign, detail) from None
+            found = Found("right alone, wrong {0}".format(detail))
+        self._found(item, found)
+        self._ask_again()
 
     def _check_prefix_cache(self, item: dict) -> None:
         """Ask the same long thing three times; it begins with a code of this run, so only the first time is without the cache."""
