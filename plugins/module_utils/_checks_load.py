@@ -218,7 +218,8 @@ def cancel(prover: Any, item: dict) -> Found:
                 figures[_engine_metrics.RUNNING], streams, release_s, _engine_metrics.load(figures)
             )
         )
-    answer = prover.ask([user("Say hello.")], ANSWER_TOKENS)
+    # Longer than a freed slot takes, so that a leaked one is told from a hung engine.
+    answer = prover.ask([user("Say hello.")], ANSWER_TOKENS, {}, 10 * release_s)
     seen = "by its own count" if _engine_metrics.RUNNING in figures else "the next answer began after {0:.2f} s".format(answer.ttft_s or 0)
     if answer.ttft_s is None or (_engine_metrics.RUNNING not in figures and answer.ttft_s > release_s):
         return Found("after {0} cancelled answers the next one began only after {1:.1f} s".format(streams, answer.ttft_s or math.inf))

@@ -5,14 +5,16 @@
 """Detectors that tell an answer from rubbish. Pure; private to the collection.
 
 No single detector is enough (token soup compresses like prose, a loop has clean letters), so an answer goes through all
-of them and each finding carries its figure. They are meant for verification prompts, whose answers are prose or exact
-words: code, tables and "write it a hundred times" are legitimate text that some of them would flag.
+of them and each finding carries its figure. They are meant for verification prompts, whose answers are prose, exact words, or
+of a form that was asked for: code, JSON and tables repeat themselves by nature and are judged by other signs of a loop.
+"Write it a hundred times" is legitimate text that they would flag.
 Limits and error rates: ``docs/quality-detectors.md``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import unicodedata
 import zlib
@@ -33,6 +35,13 @@ DISTINCT_LIMIT = 0.5
 LOOP_COPIES = 4
 LOOP_TOKENS = 48
 LOOP_PERIOD = 128
+#: In code, JSON and tables: so many equal lines in a row, of so many characters at least.
+LINE_COPIES = 4
+LINE_LENGTH = 8
+#: What a text can be asked to be. Prose unless its own shape says otherwise.
+FORMS = ("prose", "code", "json", "table")
+#: Characters of which rules and underlined headings are made.
+_RULE = frozenset("-=_*#~.+|: ")
 
 _SCRIPTS = {"en": ("LATIN",), "zh": ("CJK",)}
 _TOKEN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u3040-\u30ff\uac00-\ud7af]|\\w+|[^\\w\\s]")
@@ -53,6 +62,45 @@ class Finding:
     figure: float
     limit: float
     detail: str
+
+
+def weight(text: str) -> int:
+    """How much a text says, in characters of an alphabet: Han, kana and hangul count twice."""
+    return len(text) + sum(1 for char in text if script(char) in ("CJK", "HIRAGANA", "KATAKANA", "HANGUL"))
+
+
+def form(text: str) -> str:
+    """The form that a text shows by itself: ``json``, ``table`` (Markdown), ``code`` (fenced), else ``prose``."""
+    stripped = text.strip()
+    fenced = stripped.startswith("```") and stripped.endswith("```") and stripped.count("```") == 2
+    inner = stripped.split("\n", 1)[-1].rsplit("```", 1)[0].strip() if fenced else stripped
+    if inner[:1] in ("{", "["):
+        try:
+            json.loads(inner)
+        except ValueError:
+            pass
+        else:
+            return "json"
+    lines = [line.strip() for line in inner.splitlines() if line.strip()]
+    if len(lines) >= 3 and all(line.startswith("|") and line.endswith("|") for line in lines):
+        return "table"
+    return "code" if fenced else "prose"
+
+
+def equal_lines(text: str) -> tuple[int, str]:
+    """The longest row of equal lines of some length, and that line."""
+    best, best_line, count, last = 0, "", 0, ""
+    for line in text.splitlines():
+        count = count + 1 if line == last else 1
+        last = line
+        if len(line.strip()) >= LINE_LENGTH and count > best:
+            best, best_line = count, line.strip()
+    return best, best_line
+
+
+def _without_rules(text: str) -> str:
+    """The text without lines that are drawn, not written: rules, underlines, table borders."""
+    return "\n".join(line for line in text.splitlines() if not set(line) <= _RULE or not line.strip())
 
 
 def bad_characters(text: str) -> list[str]:
@@ -155,17 +203,22 @@ def _scripts_finding(text: str, prompt: str, language: str) -> list[Finding]:
         names = ", ".join(sorted(foreign))
         found.append(Finding("foreign_script", total, FOREIGN_LIMIT, "{0:.1%} of the letters are {1}".format(total, names)))
     own = sum(shares.get(name, 0.0) for name in _SCRIPTS.get(language, ()))
-    if language in _SCRIPTS and shares and len(text) >= LONG_TEXT and own < OWN_LIMIT:
+    if language in _SCRIPTS and shares and weight(text) >= LONG_TEXT and own < OWN_LIMIT:
         found.append(Finding("wrong_language", own, OWN_LIMIT, "only {0:.1%} of the letters belong to language {1}".format(own, language)))
     return found
 
 
-def _repetition_findings(text: str) -> list[Finding]:
+def _repetition_findings(text: str, kind: str) -> list[Finding]:
     found = []
-    length, char = longest_run(text)
+    structured = kind in ("code", "json", "table")
+    length, char = longest_run(_without_rules(text) if structured else text)
     if length >= RUN_LIMIT:
         found.append(Finding("equal_run", length, RUN_LIMIT, "{0} times {1!r} in a row".format(length, char)))
-    if len(text) >= LONG_TEXT:
+    if structured:
+        copies, line = equal_lines(text)
+        if copies >= LINE_COPIES:
+            found.append(Finding("equal_lines", copies, LINE_COPIES, "{0} times the line {1!r}".format(copies, line[:60])))
+    elif len(text) >= LONG_TEXT:
         parts = windows(text)
         ratio = max(compression(part) for part in parts)
         if ratio > ZLIB_LIMIT:
@@ -180,11 +233,12 @@ def _repetition_findings(text: str) -> list[Finding]:
     return found
 
 
-def inspect(content: str, reasoning: str = "", tool: str = "", prompt: str = "", language: str = "") -> list[Finding]:
+def inspect(content: str, reasoning: str = "", tool: str = "", prompt: str = "", language: str = "", kind: str = "") -> list[Finding]:
     """Put one answer through every detector.
 
-    ``language`` is ``en``, ``zh`` or empty (no expectation). Text of every channel is judged; an answer that is only in
-    the reasoning channel is misplaced. Returns an empty list for a believable answer.
+    ``language`` is ``en``, ``zh`` or empty (no expectation); ``kind`` one of FORMS, or empty: the text's own shape decides. Text
+    of every channel is judged; an answer that is only in the reasoning channel is misplaced. Returns an empty list for a
+    believable answer.
     """
     if not (content + reasoning + tool).strip():
         return [Finding("empty", 0, 1, "no text in any field")]
@@ -197,5 +251,5 @@ def inspect(content: str, reasoning: str = "", tool: str = "", prompt: str = "",
             codes = ", ".join(sorted({"U+{0:04X}".format(ord(char)) for char in bad})[:4])
             found.append(Finding("bad_characters", len(bad), 0, "{0} characters no text has ({1})".format(len(bad), codes)))
         found.extend(_scripts_finding(text, prompt, language))
-        found.extend(_repetition_findings(text))
+        found.extend(_repetition_findings(text, kind or form(text)))
     return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 ROLE = "role"
 REASONING = "reasoning"
@@ -22,6 +23,7 @@ DONE = "done"
 ERROR = "error"
 MALFORMED = "malformed"
 
+_LINE_END = re.compile(b"[\r\n]")
 #: Kinds that carry generated tokens, whatever the channel.
 TOKEN_KINDS = frozenset((REASONING, CONTENT, TOOL))
 
@@ -68,19 +70,21 @@ class Decoder:
         """Take the next bytes; return the data of every event they complete."""
         out = []
         start = 0
-        for index, byte in enumerate(chunk):
-            if byte not in (10, 13):
+        for found in _LINE_END.finditer(chunk):
+            index = found.start()
+            if index > start:
                 self._after_cr = False
-                continue
-            if byte == 10 and self._after_cr:
+            if chunk[index] == 10 and self._after_cr:
                 self._after_cr = False
                 start = index + 1
                 continue
             self._line += chunk[start:index]
             start = index + 1
-            self._after_cr = byte == 13
+            self._after_cr = chunk[index] == 13
             self._end_line(out)
-        self._line += chunk[start:]
+        if start < len(chunk):
+            self._after_cr = False
+            self._line += chunk[start:]
         return out
 
     def close(self) -> list[str]:

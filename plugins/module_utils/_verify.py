@@ -42,7 +42,7 @@ KINDS = {
     "models": {},
     "exact": {"prompt": True, "expect": True, "max_tokens": False, "finish": False, "margin_nats": False},
     "nonce_recall": {"prompt": False, "answer": False, "shots": False, "digits": False, "max_tokens": False, "margin_nats": False},
-    "quality": {"prompt": True, "max_tokens": False},
+    "quality": {"prompt": True, "form": False, "max_tokens": False},
     "stream_equals_unary": {"prompt": True, "max_tokens": False},
     "speed": {"prompt": False, "max_tokens": False},
     "prefix_cache": {"lines": False, "factor": False},
@@ -231,6 +231,8 @@ def _check_item(index: int, item: object) -> dict:
         value = item.get(key, 1)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
             raise LLMError("{0}: '{1}' must be a number above 0, not {2!r}".format(where, key, value))
+    if item.get("form", "") not in ("", *_quality.FORMS):
+        raise LLMError("{0}: 'form' must be one of {1}, not {2!r}".format(where, ", ".join(_quality.FORMS), item["form"]))
     if kind == "multi_turn" and item.get("language", "en") not in ("en", "zh"):
         raise LLMError("{0}: 'language' must be en or zh, not {1!r}".format(where, item["language"]))
     depths = item.get("depths", [0])
@@ -317,7 +319,9 @@ def _error_stop(exc: _http.HttpError) -> _Stop:
 def _text_trouble(item: dict, messages: list, answer: _sse.Transcript | Whole) -> str:
     """What the detectors find in an answer, in one line; empty when they find nothing."""
     prompt = " ".join(str(message.get("content") or "") for message in messages)
-    findings = _quality.inspect(answer.content, answer.reasoning, answer.tool, prompt, str(item.get("language", "")))
+    findings = _quality.inspect(
+        answer.content, answer.reasoning, answer.tool, prompt, str(item.get("language", "")), str(item.get("form", ""))
+    )
     if not findings:
         return ""
     shown = "; ".join("{0}: {1}".format(finding.name, finding.detail) for finding in findings)
@@ -825,7 +829,7 @@ class Verifier:
         transcript = self._ask(messages, max_tokens)
         self._streams.append(transcript)
         sign, trouble = self._judge_text(item, messages, transcript, max_tokens)
-        if not trouble and len(transcript.content) < _quality.LONG_TEXT:
+        if not trouble and _quality.weight(transcript.content) < _quality.LONG_TEXT:
             sign = _verdicts.GARBAGE
             trouble = "only {0} characters, too few to judge, it said {1}".format(len(transcript.content), _quote(transcript.content))
         self._result(item, trouble, "{0} characters, no finding".format(len(transcript.content)), sign)
@@ -864,7 +868,8 @@ class Verifier:
     def _check_concurrency(self, item: dict) -> None:
         try:
             found = _checks_load.concurrency(self, item)
-        except _Stop as stop:
+        except (_Stop, _http.HttpError) as exc:
+            stop = exc if isinstance(exc, _Stop) else _error_stop(exc)
             detail = "with {0} at once: {1}".format(item["streams"], stop.detail)
             if stop.sign != _verdicts.GARBAGE:
                 raise _Stop(stop.sign, detail) from None

@@ -33,6 +33,10 @@ OPTIONS = (
 )  # fmt: skip
 
 
+#: Statuses that the stand-in never gives.
+standin._REASONS.update({403: "Forbidden", 429: "Too Many Requests", 503: "Service Unavailable", 504: "Gateway Timeout"})
+
+
 @dataclasses.dataclass
 class Play:
     """One request, as hooks see it.
@@ -164,6 +168,8 @@ class ZooConnection(standin.Connection):
         size = self._server.behaviour.zoo.drip
         pieces = [raw] if not size else [raw[start : start + size] for start in range(0, len(raw), size)]
         for piece in pieces:
+            if self.transport.is_closing():
+                return
             self.transport.write(b"%x\r\n%s\r\n" % (len(piece), piece) if not self._old else piece)
 
     def end_stream(self) -> None:
