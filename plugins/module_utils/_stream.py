@@ -163,6 +163,7 @@ class Answer:
         index: place in its lane.
         due: when it should have been sent; None in a closed loop.
         started, connected, sent: before connecting; the connection stood; the last byte of the request was handed over.
+        at_once: whether that took no waiting, so that no lateness of the client is in it.
         ended: no more came.
         status: HTTP status, 0 without an answer.
         kind, error: what went wrong (kinds of ``_http``, ``status``, ``stream``, ``overload``), empty for nothing.
@@ -177,6 +178,7 @@ class Answer:
     started: float | None = None
     connected: float | None = None
     sent: float | None = None
+    at_once: bool = False
     ended: float | None = None
     status: int = 0
     kind: str = ""
@@ -415,6 +417,26 @@ def digest(answer: Answer, pieces: Sequence[tuple[float, bytes]], frame: Body) -
         answer.fail("stream", "HTTP 200 without one event of a stream ({0})".format(frame.headers.get("content-type", "no content type")))
 
 
+def kernel_stamps(keeper: socket.socket, wait_s: float = 0.2) -> bool:
+    """Whether the kernel stamps what comes in; ``keeper`` makes it do so until it is closed. It may take a moment to begin."""
+    until = time.monotonic() + wait_s
+    try:
+        keeper.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        keeper.bind(("127.0.0.1", 0))
+        keeper.listen(1)
+        with socket.create_connection(keeper.getsockname(), wait_s) as near, keeper.accept()[0] as far:
+            near.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+            while time.monotonic() < until:
+                far.sendall(b".")
+                notes = near.recvmsg(1, 64)[1]
+                if any(level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS for level, kind, _data in notes):
+                    return True
+                time.sleep(0.001)
+    except OSError:
+        return False
+    return False
+
+
 class Client:
     """Runs lanes of requests side by side.
 
@@ -441,7 +463,8 @@ class Client:
         self._finished = collections.deque()
         self._work = None
         self._lags = []
-        self._kernel = self._kernel_wanted
+        keeper = socket.socket()
+        self._kernel = self._kernel_wanted and kernel_stamps(keeper)
         self._reads = 0
         self._buffer = bytearray(READ_BYTES)
         self._view = memoryview(self._buffer)
@@ -460,6 +483,7 @@ class Client:
             for exchange in list(self._active.values()):
                 exchange.sock.close()
             self._epoll.close()
+            keeper.close()
             if collecting:
                 gc.enable()
         spent = time.thread_time() - cpu
@@ -575,6 +599,7 @@ class Client:
             return
         # On this machine a connection stands at once; nothing is to be waited for.
         self._move(exchange)
+        answer.at_once = answer.sent is not None
 
     def _move(self, exchange: _Exchange) -> None:
         """A socket can be written, or its connection is there or failed."""

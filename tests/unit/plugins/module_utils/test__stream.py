@@ -93,6 +93,8 @@ class Served:
         return self
 
     def __exit__(self, *_exc):
+        # Closing alone would leave it open as long as a thread waits in accept.
+        self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 
@@ -293,14 +295,10 @@ def test_what_was_not_sent_when_the_run_is_over_failed_too():
 
 
 def test_a_connection_that_never_stands():
-    # Nobody accepts, and the queue of one is full.
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, contextlib.ExitStack() as stack:
-        for _number in range(3):
-            other = stack.enter_context(socket.socket())
-            other.setblocking(False)
-            other.connect_ex(listener.getsockname())
+    # Nobody accepts, and the queue has room for one.
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, socket.create_connection(listener.getsockname()):
         target = _stream.target("http://127.0.0.1:{0}".format(listener.getsockname()[1]), "/")
-        outcome = Client(Limits(connect_s=0.3)).run([Lane(target, [b"{}"], 1)])
+        outcome = Client(Limits(connect_s=0.3, silence_s=2.0)).run([Lane(target, [b"{}"], 1)])
     assert outcome.answers[0][0].kind == _http.CONNECT_TIMEOUT
 
 
