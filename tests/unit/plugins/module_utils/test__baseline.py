@@ -155,6 +155,12 @@ def test_the_same_change_is_clear_with_little_noise_and_not_with_much():
     assert "differ too much" in noisy["detail"] and "3 % allowed" in quiet["detail"]
 
 
+def test_one_of_many_figures_must_be_worse_more_surely_than_one_alone():
+    # 5.8 % with a reach of 2.3 % is more than 3 % alone; one of twenty reaches 5.1 % by chance.
+    assert _baseline.compare_figure([[100, 101, 99]], figure(106, 107, 105), Limits(), 1)["verdict"] == _baseline.WORSE
+    assert _baseline.compare_figure([[100, 101, 99]], figure(106, 107, 105), Limits(), 20)["verdict"] == _baseline.SAME
+
+
 def test_days_that_differ_widen_the_limits():
     # Within a session the runs are alike, but the sessions are 8 % apart: 6 % is an ordinary day.
     days = [[100, 100.2, 99.8], [108, 108.2, 107.8], [97, 97.2, 96.8], [104, 104.2, 103.8]]
