@@ -228,6 +228,12 @@ def _worsening(shift: float, better: str) -> float:
     return 100.0 * (math.exp(capped) - 1.0) if better == LOWER else 100.0 * (1.0 - math.exp(-capped))
 
 
+def signed(percent: float) -> str:
+    """Percent with its sign, to a tenth; nothing has none."""
+    text = "{0:+.1f}".format(percent)
+    return "0.0" if text in ("+0.0", "-0.0") else text
+
+
 def compare_figure(sessions: list, now: Figure, limits: Limits, figures: int = 1) -> dict:
     """Judge one figure against its recorded ``sessions`` (a list of values each).
 
@@ -259,7 +265,7 @@ def compare_figure(sessions: list, now: Figure, limits: Limits, figures: int = 1
     middle, low, high = change(sessions, list(now.samples), now.better, limits.confidence)
     surely = change(sessions, list(now.samples), now.better, 1.0 - (1.0 - limits.confidence) / max(1, figures))
     result.update(change_pct=middle, low_pct=low, high_pct=high)
-    span = "{0:+.1f} % (between {1:+.1f} and {2:+.1f} %)".format(middle, low, high)
+    span = "{0} % (between {1} and {2} %)".format(signed(middle), signed(low), signed(high))
     if surely[1] > limits.tolerance_pct:
         result.update(verdict=WORSE, detail="{0} worse, more than the {1:g} % allowed".format(span, limits.tolerance_pct))
     elif high <= limits.material_pct:
@@ -338,7 +344,9 @@ def compare(baseline: dict, parts: dict, figures: list, limits: Limits = Limits(
         for word, label in ((WORSE, "worse"), (UNCLEAR, "not clear"), (SAME, "as before"), (BETTER, "better"))
         if word in verdicts
     )
-    return _answer(status, detail or "the baseline holds no figure", figures=judged, **known)
+    return _answer(
+        status, "{0} figures: {1}".format(len(verdicts), detail) if detail else "the baseline holds no figure", figures=judged, **known
+    )
 
 
 # ---- files

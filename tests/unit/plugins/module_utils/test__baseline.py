@@ -223,7 +223,7 @@ def test_one_worse_figure_outweighs_better_ones(tmp_path):
     baseline = stored(tmp_path, figure(100, 101, 99), rate)
     answer = _baseline.compare(baseline, parts(), [figure(80, 81, 79), figure(40, 41, 39, name="rate", unit="tokens/s", better=HIGHER)])
     assert answer["status"] == _baseline.WORSE and [item["verdict"] for item in answer["figures"]] == [_baseline.BETTER, _baseline.WORSE]
-    assert answer["detail"] == "1 worse, 1 better"
+    assert answer["detail"] == "2 figures: 1 worse, 1 better"
 
 
 def test_a_figure_that_was_recorded_and_not_measured_is_not_ok(tmp_path):

@@ -1,0 +1,679 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""What acceptance found, as one document: data, lines for a terminal, Markdown and JUnit XML. Pure. Private to the collection.
+
+Answers of models stand in evidence, and a model may answer anything: every text goes through ``clean`` and the escaping of its form.
+The page is made by ``_report_page``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+import xml.etree.ElementTree as ET
+
+from ansible_collections.ironserve.llm.plugins.module_utils import _baseline
+from ansible_collections.ironserve.llm.plugins.module_utils._checks import FAIL, NOT_APPLICABLE, PASS, UNKNOWN, WARN
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.module_utils._fleet_report import fold
+
+#: Version of the report's form.
+FORMAT = 1
+
+#: What a run ends with.
+OK = 0
+FAILED = 1
+COULD_NOT_TELL = 2
+WORDS = {OK: "accepted", FAILED: "refused", COULD_NOT_TELL: "could not tell"}
+
+#: Version of a benchmark's result that is read here.
+BENCHMARK_VERSION = 1
+
+#: Figures that are held against a baseline, with unit, better direction and name. Medians: a tail of a few runs is noise.
+COMPARED = (
+    ("median_ttft_ms", "ms", _baseline.LOWER, "median time to the first token"),
+    ("median_tpot_ms", "ms", _baseline.LOWER, "median time per token"),
+    ("output_throughput", "tokens/s", _baseline.HIGHER, "generated tokens"),
+)
+
+#: Longest text that is shown of one answer or message.
+TEXT_LIMIT = 4000
+
+_SECRET = re.compile(r"(?:^|[-_.])(?:api[-_]?key|key|token|secret|password|passwd|passphrase|credentials?|auth)$", re.IGNORECASE)
+_KEPT = "(not shown)"
+
+#: The parts of a baseline comparison that stop a run.
+_BASELINE_STATUS = {_baseline.WORSE: FAILED, _baseline.UNCLEAR: COULD_NOT_TELL, _baseline.REFUSED: COULD_NOT_TELL}
+
+
+# ---- text
+
+
+def clean(value: object, limit: int = TEXT_LIMIT) -> str:
+    """Text that may be shown: what is invisible or turns the reading direction is spelled out, and an endless one is cut."""
+    text = str(value)
+    more = len(text) - limit
+    if more > 0:
+        text = text[:limit]
+    # Only these categories can do harm; a letter of any script stays as it is.
+    if not text.isprintable():
+        text = "".join(
+            char if char == "\n" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") else _spell(char)
+            for char in text
+        )
+    return "{0}… ({1} more characters)".format(text, more) if more > 0 else text
+
+
+def _spell(char: str) -> str:
+    # A joiner makes one emoji of several, and shows as nothing where there is none to make.
+    if char in "\u200d\u200c":
+        return char
+    return {"\t": " ", "\r": "\\r"}.get(char) or ("\\u{0:04x}" if ord(char) < 0x10000 else "\\U{0:08x}").format(ord(char))
+
+
+def number(value: object, unit: str = "", digits: int = 3, trim: bool = False) -> str:
+    """A figure for people: its digits that count, its unit, and a dash for what is not known. A whole number is shown whole.
+
+    ``trim`` leaves out zeros at the end, as on an axis; in a column they say how exact a figure is.
+    """
+    if not is_number(value):
+        return "–"
+    if isinstance(value, int) or value == 0:
+        text = "{0:,.0f}".format(value)
+    else:
+        # What rounds up to one digit more has one place less.
+        size = int(math.floor(math.log10(float("{0:.{1}e}".format(abs(value), digits - 1)))))
+        text = "{0:,.{1}f}".format(value, max(0, min(digits - 1 - size, 6)))
+        if trim and "." in text:
+            text = text.rstrip("0").rstrip(".")
+    return "{0} {1}".format(text, unit) if unit else text
+
+
+def moment(date: str) -> str:
+    """A date of ISO 8601 as people read it: ``2026-03-01 10:00 UTC``."""
+    found = re.match(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(?::\d\d(?:\.\d+)?)?(Z|[+-]\d\d:\d\d)$", date)
+    if not found:
+        return clean(date, 40)
+    day, time, zone = found.groups()
+    return "{0} {1} {2}".format(day, time, "UTC" if zone in ("Z", "+00:00") else "UTC" + zone)
+
+
+def is_number(value: object) -> bool:
+    """Whether ``value`` is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# ---- what ran where
+
+
+def hide_secrets(words: list) -> list:
+    """Arguments without the values of those that name a secret; files that hold one may be named."""
+    shown, hide = [], False
+    for word in words:
+        text = str(word)
+        if hide and not text.startswith("-"):
+            shown.append(_KEPT)
+            hide = False
+            continue
+        name, equals, _value = text.partition("=")
+        secret = text.startswith("-") and bool(_SECRET.search(name))
+        shown.append("{0}={1}".format(name, _KEPT) if secret and equals else text)
+        hide = secret and not equals
+    return shown
+
+
+def hide_environment(environment: dict) -> dict:
+    """Environment variables without the values of those that name a secret."""
+    return {name: _KEPT if _SECRET.search(name) and value else str(value) for name, value in sorted(environment.items())}
+
+
+def fleet_row(host: str, accelerator: dict, replica: dict, catalog: dict) -> dict:
+    """What runs on one host, from the facts that the roles leave; ``running`` in ``replica`` says what the containers really are.
+
+    Returns ``{"host", "platform", "driver", "runtime", "firmware", "tool", "cards", "model", "weights", "engine", "enhancements",
+    "replicas", "left_out", "error"}``. Raises nothing: what is missing is empty, and an error names it.
+    """
+    plan = replica.get("plan") or {}
+    running = {item.get("name"): item for item in replica.get("running") or []}
+    own = sorted(((catalog.get("platform") or {}).get("container") or {}).get("environment_per_card") or {})
+    replicas = []
+    for item in plan.get("replicas") or []:
+        spec = item.get("spec") or {}
+        found = running.get(item.get("container")) or {}
+        replicas.append(
+            {
+                "name": item.get("name", ""),
+                "container": item.get("container", ""),
+                "cards": list(item.get("cards") or []),
+                "port": item.get("port"),
+                "tensor_parallel_size": item.get("tensor_parallel_size"),
+                "max_model_len": item.get("max_model_len"),
+                "max_num_seqs": item.get("max_num_seqs"),
+                "image": spec.get("image") or plan.get("image") or "",
+                "image_id": found.get("image_id") or replica.get("image_id") or "",
+                "weights_id": found.get("weights_id") or (spec.get("labels") or {}).get("ironserve.weights") or "",
+                "command": hide_secrets(list(spec.get("command") or [])),
+                "environment": hide_environment(
+                    {name: value for name, value in (spec.get("environment") or {}).items() if name not in own}
+                ),
+            }
+        )
+    return {
+        "host": host,
+        "platform": plan.get("platform") or accelerator.get("platform") or "",
+        "driver": accelerator.get("driver_version") or "",
+        "runtime": accelerator.get("runtime_version") or "",
+        "firmware": accelerator.get("firmware_version") or "",
+        "tool": accelerator.get("source") or "",
+        "cards": [
+            {key: card.get(key) for key in ("id", "index", "name", "architecture", "memory_total_mib")}
+            for card in accelerator.get("cards") or []
+        ],
+        "model": plan.get("model") or "",
+        "weights": plan.get("weights") or "",
+        "engine": plan.get("engine") or "",
+        "enhancements": [
+            str(item.get("name", "")) if isinstance(item, dict) else str(item)
+            for item in plan.get("enhancements") or []
+            if not isinstance(item, dict) or item.get("state") != "off"
+        ],
+        "replicas": replicas,
+        "left_out": list(plan.get("left_out") or []),
+        "error": str(replica.get("error") or ""),
+    }
+
+
+def _one(values: list) -> str:
+    """What all agree on; all of them where they do not; nothing where one of them could not be told."""
+    return ", ".join(sorted(set(values))) if values and all(values) and _baseline.UNKNOWN_PART not in values else ""
+
+
+def _cards(fleet: list) -> str:
+    counts = {}
+    replicas = 0
+    for row in fleet:
+        cards = {card["id"]: card for card in row["cards"]}
+        for replica in row["replicas"]:
+            replicas += 1
+            for card in replica["cards"]:
+                known = cards.get(card)
+                if not known or not known.get("name") or not known.get("memory_total_mib"):
+                    return ""
+                kind = "{0} {1} {2} MiB".format(known["name"], known.get("architecture") or "", known["memory_total_mib"])
+                counts[kind] = counts.get(kind, 0) + 1
+    if not counts:
+        return ""
+    kinds = " + ".join("{0} x {1}".format(count, kind) for kind, count in sorted(counts.items()))
+    return "{0}, in {1} {2}".format(kinds, replicas, "replica" if replicas == 1 else "replicas")
+
+
+def _image(replica: dict) -> str:
+    """What tells one image from another: its id, or a digest in its name; a tag alone tells nothing."""
+    return replica["image_id"] or (replica["image"] if "@sha256:" in replica["image"] else "")
+
+
+def _arguments(replica: dict) -> str:
+    words = ["{0}={1}".format(name, value) for name, value in replica["environment"].items()] + replica["command"]
+    return " ".join(words)
+
+
+def fingerprint(fleet: list, protocol: dict | None = None) -> dict:
+    """What the figures of this fleet depend on, see ``_baseline.KEYS``."""
+    replicas = [replica for row in fleet for replica in row["replicas"]]
+    asked = {key: value for key, value in (protocol or {}).items() if key != "id"}
+    return _baseline.fingerprint(
+        {
+            "model": _one(["{0} {1}".format(row["model"], row["weights"]) if row["model"] and row["weights"] else "" for row in fleet]),
+            "card": _cards(fleet),
+            "driver": _one([row["driver"] for row in fleet]),
+            "runtime": _one([row["runtime"] for row in fleet]),
+            "image": _one([_image(replica) for replica in replicas]),
+            "weights": _one([replica["weights_id"] for replica in replicas]),
+            "arguments": " | ".join(sorted({_arguments(replica) for replica in replicas})),
+            "protocol": asked or _baseline.NO_PART,
+        }
+    )
+
+
+# ---- figures of a benchmark
+
+
+def check_benchmark(data: dict) -> dict:
+    """The result of a benchmark, if it is one that can be read. Raises LLMError."""
+    if data.get("version") != BENCHMARK_VERSION:
+        raise LLMError(
+            "the benchmark's result has version {0!r}, this report reads {1}: update the collection, or measure again".format(
+                data.get("version"), BENCHMARK_VERSION
+            )
+        )
+    for key, kind in (("protocol", dict), ("endpoints", list), ("runs", list), ("summary", dict), ("cards", list)):
+        if not isinstance(data.get(key), kind):
+            raise LLMError("the benchmark's result has no {0}".format(key))
+    return data
+
+
+def level_name(level: dict) -> str:
+    """A level of a sweep for people: ``8 at a time``, ``2.5 requests/s``."""
+    if level.get("request_rate") is not None:
+        return "{0} requests/s".format(number(level["request_rate"], trim=True))
+    return "{0} at a time".format(number(level.get("concurrency"), trim=True))
+
+
+def kind_of(endpoint: str, benchmark: dict) -> str:
+    """``gateway``, ``replica``, or ``replicas`` for the row that puts those together that ran at the same time."""
+    for item in benchmark.get("endpoints") or []:
+        if item.get("name") == endpoint:
+            return item.get("kind") or "replica"
+    return "replicas"
+
+
+def figures_of(benchmark: dict) -> list:
+    """Figures of a benchmark that a baseline is made of, one value per repeat.
+
+    Hosts have no name here: single replicas are one figure, the mean of all, so that a baseline fits every fleet of the same make.
+    """
+    pools = {}
+    for level in (benchmark.get("summary") or {}).get("levels") or []:
+        if not level.get("publishable") or not level.get("figures"):
+            continue
+        who = {"gateway": "gateway", "replica": "one replica", "replicas": "all replicas"}[kind_of(level.get("endpoint", ""), benchmark)]
+        tool = level.get("tool") or "ironserve"
+        place = "{0}, {1}{2}".format(who, level_name(level), "" if tool == "ironserve" else " ({0})".format(tool))
+        for key, unit, better, label in COMPARED:
+            values = (level["figures"].get(key) or {}).get("values") or []
+            if values and all(is_number(value) and value > 0 for value in values):
+                pools.setdefault(("{0}: {1}".format(place, label), unit, better), []).append(values)
+    figures = []
+    for (name, unit, better), rows in pools.items():
+        # A replica that made fewer runs than the others makes all of them uneven; what every one has is what counts.
+        repeats = min(len(row) for row in rows)
+        samples = tuple(math.fsum(row[index] for row in rows) / len(rows) for index in range(repeats))
+        figures.append(_baseline.Figure(name, unit, better, samples))
+    return figures
+
+
+# ---- the document
+
+
+def _endpoint_code(result: dict) -> int:
+    verdict = result.get("verdict")
+    return OK if verdict == "ok" else COULD_NOT_TELL if verdict in ("unknown", None, "") else FAILED
+
+
+def worst(codes: list) -> int:
+    """A failure beats what could not be told; nothing at all is no good news."""
+    return FAILED if FAILED in codes else OK if codes and set(codes) == {OK} else COULD_NOT_TELL
+
+
+def proof_status(fleet: list, results: list) -> int:
+    """0, 1 or 2 of what was proved, before any figure: all answered right, one did not, or one could not be told about."""
+    codes = [_endpoint_code(result) for result in results]
+    codes += [COULD_NOT_TELL for _name in unproved(fleet, results)] + [COULD_NOT_TELL for row in fleet if row["error"]]
+    return worst(codes)
+
+
+def unproved(fleet: list, results: list) -> list:
+    """Names of planned replicas of which nothing was found out."""
+    judged = {result.get("name") for result in results}
+    return [replica["name"] for row in fleet for replica in row["replicas"] if replica["name"] not in judged]
+
+
+def build(
+    results: list,
+    fleet: list,
+    date: str,
+    benchmark: dict | None = None,
+    comparison: dict | None = None,
+    release: str = "",
+    host: str = "",
+) -> dict:
+    """Put everything together.
+
+    Args:
+        results: what ``inference_verify`` returned per endpoint.
+        fleet: one ``fleet_row`` per host.
+        date: ISO 8601 with its offset.
+        benchmark: the result of a benchmark, if one was made.
+        comparison: what ``_baseline.compare`` said, with ``recorded_now`` where this run became the baseline.
+        release: id of the release record.
+        host: the gateway's host.
+
+    Returns ``{"format", "date", "status", "verdict", "ok", "counts", "lines", "release", "host", "fingerprint", "fingerprint_id", "fleet",
+    "unproved", "results", "benchmark", "discarded", "baseline"}``. Figures of a run that failed are not in it.
+    """
+    proved = proof_status(fleet, results)
+    codes = [proved]
+    discarded = ""
+    if benchmark:
+        check_benchmark(benchmark)
+        if proved != OK:
+            discarded = "Not everything proved itself in this run, so its figures are thrown away: garbage is often the fastest."
+        elif not benchmark.get("ok"):
+            codes.append(COULD_NOT_TELL)
+    if comparison and not discarded:
+        codes.append(_BASELINE_STATUS.get(comparison["status"], OK))
+    status = FAILED if FAILED in codes else COULD_NOT_TELL if COULD_NOT_TELL in codes else OK
+    parts = fingerprint(fleet, (benchmark or {}).get("protocol") if not discarded else None)
+    checks = [check for result in results for check in result.get("checks") or []]
+    report = {
+        "format": FORMAT,
+        "date": date,
+        "status": status,
+        "verdict": WORDS[status],
+        # As the first version of this report had it: whether every endpoint proved itself.
+        "ok": proved == OK,
+        "counts": {
+            "endpoints": len(results),
+            "ok": sum(1 for result in results if result.get("verdict") == "ok"),
+            "checks": {
+                word: sum(1 for check in checks if check.get("status") == word) for word in (PASS, WARN, FAIL, UNKNOWN, NOT_APPLICABLE)
+            },
+        },
+        "release": release,
+        "host": host,
+        "fingerprint": parts,
+        "fingerprint_id": _baseline.identity(parts),
+        "fleet": fleet,
+        "unproved": unproved(fleet, results),
+        "results": results,
+        "benchmark": None if discarded else benchmark or None,
+        "discarded": discarded,
+        "baseline": None if discarded else comparison,
+    }
+    report["lines"] = lines(report)
+    return report
+
+
+def headline(report: dict) -> str:
+    """The one sentence that matters."""
+    counts = report["counts"]
+    said = "{0} of {1} {2} proved real inference".format(
+        counts["ok"], counts["endpoints"] + len(report["unproved"]), "endpoint" if counts["endpoints"] == 1 else "endpoints"
+    )
+    if report["discarded"]:
+        return said + "; the figures of this run are thrown away"
+    if report["benchmark"] and not report["benchmark"].get("ok"):
+        said += "; figures could not be published"
+    status = (report["baseline"] or {}).get("status")
+    if status in (_baseline.SAME, _baseline.BETTER):
+        said += ", and {0} against the baseline".format(
+            {_baseline.SAME: "the speed has held", _baseline.BETTER: "the speed is better"}[status]
+        )
+    if status in _BASELINE_STATUS:
+        said += "; against the baseline: {0}".format(
+            {
+                _baseline.WORSE: "slower",
+                _baseline.UNCLEAR: "not clear",
+                _baseline.REFUSED: "recorded of something else",
+            }[status]
+        )
+    return said
+
+
+def troubles(report: dict) -> list:
+    """Everything that stands in the way, as ``{"who", "verdict", "evidence", "next_step"}``; equal troubles of many replicas once."""
+    found = {}
+    for result in report["results"]:
+        if result.get("verdict") == "ok":
+            continue
+        verdict = str(result.get("verdict") or "unknown")
+        evidence = [str(line) for line in result.get("evidence") or []]
+        key = (verdict, tuple(evidence), str(result.get("next_step") or ""))
+        found.setdefault(key, []).append(str(result.get("name", "")))
+    rows = [
+        {"who": fold(names), "verdict": verdict, "evidence": list(evidence), "next_step": step}
+        for (verdict, evidence, step), names in found.items()
+    ]
+    if report["unproved"]:
+        rows.append(
+            {
+                "who": fold(report["unproved"]),
+                "verdict": "unknown",
+                "evidence": ["planned, but nothing was found out about it"],
+                "next_step": "See why its host was not reached, or why its proof was not made, and verify again",
+            }
+        )
+    for row in report["fleet"]:
+        if row["error"]:
+            step = "Remove the cause on the host and verify again"
+            rows.append({"who": row["host"], "verdict": "unknown", "evidence": [row["error"]], "next_step": step})
+    if not report["results"] and not rows:
+        step = "Check the inventory and the limits of this run"
+        rows.append({"who": "fleet", "verdict": "unknown", "evidence": ["no endpoint was asked"], "next_step": step})
+    benchmark = report["benchmark"]
+    if benchmark and not benchmark.get("ok"):
+        reasons = []
+        for run in benchmark["runs"]:
+            for reason in run.get("refused") or []:
+                text = "{0}, {1}: {2}".format(run.get("endpoint"), level_name(run), reason)
+                if not run.get("publishable") and text not in reasons:
+                    reasons.append(text)
+        step = "Remove what spoiled the figures and measure again"
+        rows.append({"who": "benchmark", "verdict": "unknown", "evidence": reasons or ["its figures may not be used"], "next_step": step})
+    baseline = report["baseline"]
+    if baseline and baseline["status"] in _BASELINE_STATUS:
+        bad = [item for item in baseline["figures"] if item["verdict"] in (_baseline.WORSE, _baseline.UNCLEAR)]
+        evidence = ["{0}: {1}".format(item["name"], item["detail"]) for item in bad] or [baseline["detail"]]
+        rows.append({"who": "baseline", "verdict": baseline["status"], "evidence": evidence, "next_step": baseline.get("next_step") or ""})
+    return rows
+
+
+def lines(report: dict) -> list:
+    """The report for a terminal."""
+    text = ["acceptance: {0}. {1}".format(report["verdict"].upper() if report["status"] else report["verdict"], headline(report))]
+    for row in troubles(report):
+        text.append("{0}: {1}".format(row["who"], row["verdict"]))
+        text += ["  {0}".format(clean(line, 400)) for line in row["evidence"][:8]]
+        if len(row["evidence"]) > 8:
+            text.append("  … and {0} more".format(len(row["evidence"]) - 8))
+        if row["next_step"]:
+            text.append("  next: {0}".format(row["next_step"]))
+    baseline = report["baseline"]
+    if baseline and baseline["status"] not in _BASELINE_STATUS:
+        text.append("baseline: {0}".format(clean(baseline["detail"], 1000)))
+    return text
+
+
+# ---- Markdown
+
+
+def markdown_text(value: object, limit: int = TEXT_LIMIT) -> str:
+    """Text that Markdown shows as it stands, in a table too: nothing in it is markup, a link or a mention."""
+    text = clean(value, limit).replace("\n", " ⏎ ")
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    # Only what begins a construct is escaped in words and figures, so that the source stays readable.
+    return re.sub(r"([\\`*_\[\]|~$#])|((?<=^)[-+>]|(?<=\d)[.)](?=\s))|@|(?<=\w)://|(?<=www)\.", _escaped, text)
+
+
+def _escaped(match: object) -> str:
+    found = match.group(0)
+    # A link that nobody wrote is made from an address in plain text; an entity breaks it.
+    return {"://": "&#58;//", "@": "&#64;", ".": "&#46;"}.get(found) or "\\" + found
+
+
+def _row(cells: list) -> str:
+    return "| {0} |".format(" | ".join(cells))
+
+
+def markdown(report: dict) -> str:
+    """The report as Markdown: what one would paste into a ticket."""
+    text = [
+        "# Acceptance: {0}".format(report["verdict"]),
+        "",
+        "{0}, {1}.".format(markdown_text(headline(report)), markdown_text(moment(report["date"]))),
+        "",
+    ]
+    rows = troubles(report)
+    if rows:
+        text += ["## What needs a person", ""]
+        for row in rows:
+            text += ["**{0}: {1}**".format(markdown_text(row["who"]), markdown_text(row["verdict"])), ""]
+            text += ["- {0}".format(markdown_text(line)) for line in row["evidence"]]
+            text += ["", "Next: {0}".format(markdown_text(row["next_step"])), ""] if row["next_step"] else [""]
+    text += ["## Verdicts", "", _row(["endpoint", "verdict", "first token", "decode", "card use"]), "|---|---|--:|--:|--:|"]
+    for result in report["results"]:
+        text.append(
+            _row(
+                [
+                    markdown_text(result.get("name", "")),
+                    markdown_text(result.get("verdict", "")),
+                    number(result.get("ttft_ms"), "ms"),
+                    number(result.get("decode_tokens_per_s"), "tokens/s"),
+                    number(result.get("card_use_pct"), "%"),
+                ]
+            )
+        )
+    text += ["", "## What ran where", "", _row(["part", "value"]), "|---|---|"]
+    text += [_row([key, markdown_text(value, 600)]) for key, value in report["fingerprint"].items()]
+    text += ["", "Fingerprint {0}.".format(report["fingerprint_id"]), ""]
+    if report["discarded"]:
+        text += ["## Speed", "", markdown_text(report["discarded"]), ""]
+    elif report["benchmark"]:
+        text += ["## Speed", "", _row([name for name, _unit in _LEVEL_HEAD]), "|---|---|" + "--:|" * (len(_LEVEL_HEAD) - 2)]
+        text += [_row([markdown_text(cell) for cell in row]) for row in level_rows(report["benchmark"])]
+        text.append("")
+    if report["baseline"]:
+        text += ["## Against the baseline", "", markdown_text(report["baseline"]["detail"]), ""]
+        if report["baseline"]["figures"]:
+            text += [_row(["figure", "recorded", "now", "change for the worse", "verdict"]), "|---|--:|--:|--:|---|"]
+            text += [_row([markdown_text(cell) for cell in row]) for row in baseline_rows(report["baseline"])]
+            text.append("")
+    text += ["## Every check", "", _row(["endpoint", "check", "status", "finding"]), "|---|---|---|---|"]
+    for result in report["results"]:
+        for check in result.get("checks") or []:
+            text.append(
+                _row(
+                    [
+                        markdown_text(result.get("name", "")),
+                        markdown_text(check_name(check)),
+                        markdown_text(str(check.get("status", "")).replace("_", " ")),
+                        markdown_text(check.get("detail", ""), 600),
+                    ]
+                )
+            )
+    return "\n".join(text).rstrip() + "\n"
+
+
+def check_name(check: dict) -> str:
+    """A check and which one of its kind."""
+    return "{0} {1}".format(check.get("check", ""), check["id"]) if check.get("id") else str(check.get("check", ""))
+
+
+_LEVEL_HEAD = (
+    ("endpoint", ""),
+    ("level", ""),
+    ("first token, median", "ms"),
+    ("first token, p99", "ms"),
+    ("per token, median", "ms"),
+    ("between tokens, p99", "ms"),
+    ("generated", "tokens/s"),
+    ("spread of it", "%"),
+)
+
+
+def level_rows(benchmark: dict) -> list:
+    """One row of texts per endpoint and level, in the order of ``_LEVEL_HEAD``."""
+    rows = []
+    for level in benchmark["summary"].get("levels") or []:
+        figures = level.get("figures") or {}
+
+        def mean(key: str, figures: dict = figures) -> object:
+            return (figures.get(key) or {}).get("mean")
+
+        rows.append(
+            [
+                str(level.get("endpoint", "")) + ("" if level.get("tool", "ironserve") == "ironserve" else " ({0})".format(level["tool"])),
+                level_name(level),
+                number(mean("median_ttft_ms"), "ms"),
+                number(mean("p99_ttft_ms"), "ms"),
+                number(mean("median_tpot_ms"), "ms"),
+                number(mean("p99_itl_ms") if is_number(mean("p99_itl_ms")) else mean("p99_gap_ms"), "ms"),
+                number(mean("output_throughput"), "tokens/s"),
+                number((figures.get("output_throughput") or {}).get("spread_pct"), "%", 2),
+            ]
+        )
+    return rows
+
+
+def baseline_rows(comparison: dict) -> list:
+    """One row of texts per figure: name, recorded, now, change with its range, verdict."""
+    return [
+        [
+            item["name"],
+            number(item["baseline"], item["unit"]),
+            number(item["now"], item["unit"]),
+            "{0} % ({1} to {2})".format(*(_baseline.signed(item[key]) for key in ("change_pct", "low_pct", "high_pct")))
+            if item["change_pct"] is not None
+            else "–",
+            {"same": "as before", "unknown": "not clear"}.get(item["verdict"], item["verdict"]),
+        ]
+        for item in comparison["figures"]
+    ]
+
+
+# ---- JUnit
+
+
+def _case(suite: object, owner: str, name: str, status: str, detail: str, more: str = "") -> None:
+    case = ET.SubElement(suite, "testcase", {"classname": clean(owner), "name": clean(name)})
+    tag = {FAIL: "failure", UNKNOWN: "error", NOT_APPLICABLE: "skipped"}.get(status)
+    if tag:
+        entry = ET.SubElement(case, tag, {"message": clean(detail)})
+        if more and tag != "skipped":
+            entry.text = clean(more)
+    elif detail:
+        ET.SubElement(case, "system-out").text = clean(detail)
+
+
+def _status_of(code: int) -> str:
+    return {OK: PASS, FAILED: FAIL}.get(code, UNKNOWN)
+
+
+def junit(report: dict) -> str:
+    """The report as JUnit XML: a suite per endpoint, its verdict and its checks as cases; one for what is missing, one for speed."""
+    root = ET.Element("testsuites", {"name": "acceptance"})
+    properties = dict(report["fingerprint"], release=report["release"], verdict=report["verdict"], date=report["date"])
+    for result in report["results"]:
+        name = str(result.get("name", ""))
+        suite = ET.SubElement(root, "testsuite", {"name": clean(name), "timestamp": clean(report["date"])[:19]})
+        kept = ET.SubElement(suite, "properties")
+        for key, value in sorted(properties.items()):
+            ET.SubElement(kept, "property", {"name": key, "value": clean(value)})
+        verdict = "verdict {0}".format(result.get("verdict") or "unknown")
+        told = "\n".join([str(line) for line in result.get("evidence") or []] + [str(result.get("next_step") or "")]).strip()
+        _case(suite, name, "verdict", _status_of(_endpoint_code(result)), verdict, told)
+        for check in result.get("checks") or []:
+            status = check.get("status") if check.get("status") in (PASS, WARN, FAIL, UNKNOWN, NOT_APPLICABLE) else UNKNOWN
+            _case(suite, name, check_name(check), status, str(check.get("detail", "")))
+    suite = ET.SubElement(root, "testsuite", {"name": "fleet"})
+    _case(suite, "fleet", "endpoints were asked", PASS if report["results"] else UNKNOWN, "{0} endpoints".format(len(report["results"])))
+    for name in report["unproved"]:
+        _case(suite, "fleet", "{0} is proved".format(name), UNKNOWN, "planned, but nothing was found out about it")
+    for row in report["fleet"]:
+        if row["error"]:
+            _case(suite, "fleet", "{0} was read".format(row["host"]), UNKNOWN, row["error"])
+    if report["discarded"]:
+        _case(suite, "fleet", "figures may be used", NOT_APPLICABLE, report["discarded"])
+    elif report["benchmark"]:
+        good = bool(report["benchmark"].get("ok"))
+        told = "\n".join(line for row in troubles(report) if row["who"] == "benchmark" for line in row["evidence"])
+        _case(suite, "fleet", "figures may be used", PASS if good else UNKNOWN, "benchmark", told)
+    if report["baseline"]:
+        suite = ET.SubElement(root, "testsuite", {"name": "baseline"})
+        comparison = report["baseline"]
+        states = {_baseline.WORSE: FAIL, _baseline.UNCLEAR: UNKNOWN, _baseline.REFUSED: UNKNOWN, _baseline.NONE: NOT_APPLICABLE}
+        _case(suite, "baseline", "baseline", states.get(comparison["status"], PASS), comparison["detail"])
+        for item in comparison["figures"]:
+            states[_baseline.NEW] = NOT_APPLICABLE
+            _case(suite, "baseline", item["name"], states.get(item["verdict"], PASS), item["detail"])
+    for suite in root:
+        cases = suite.findall("testcase")
+        suite.set("tests", str(len(cases)))
+        for tag, label in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+            suite.set(label, str(sum(1 for case in cases if case.find(tag) is not None)))
+    for label in ("tests", "failures", "errors", "skipped"):
+        root.set(label, str(sum(int(suite.get(label)) for suite in root)))
+    return '<?xml version="1.0" encoding="utf-8"?>\n{0}\n'.format(ET.tostring(root, encoding="unicode"))
