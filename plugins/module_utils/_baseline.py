@@ -284,8 +284,9 @@ def _geometric(values: object) -> float | None:
 # ---- comparing
 
 
-def _answer(status: str, detail: str, **more: object) -> dict:
-    answer = {
+def answer(status: str, detail: str, **more: object) -> dict:
+    """What a comparison came to, in the shape of ``compare``; ``more`` fills it in."""
+    result = {
         "status": status,
         "id": "",
         "recorded": "",
@@ -295,8 +296,8 @@ def _answer(status: str, detail: str, **more: object) -> dict:
         "detail": detail,
         "next_step": _NEXT.get(status, ""),
     }
-    answer.update(more)
-    return answer
+    result.update(more)
+    return result
 
 
 def compare(baseline: dict, parts: dict, figures: list, limits: Limits = Limits()) -> dict:
@@ -313,7 +314,7 @@ def compare(baseline: dict, parts: dict, figures: list, limits: Limits = Limits(
     differs = differences(parts, baseline["fingerprint"])
     if differs:
         why = "; ".join(explain(item) for item in differs)
-        return _answer(REFUSED, "recorded of something else, so it is no evidence: {0}".format(why), differs=differs, **known)
+        return answer(REFUSED, "recorded of something else, so it is no evidence: {0}".format(why), differs=differs, **known)
     recorded = [session["figures"] for session in baseline["sessions"]]
     names = list(recorded[0])
     given = {figure.name: figure for figure in figures}
@@ -344,7 +345,7 @@ def compare(baseline: dict, parts: dict, figures: list, limits: Limits = Limits(
         for word, label in ((WORSE, "worse"), (UNCLEAR, "not clear"), (SAME, "as before"), (BETTER, "better"))
         if word in verdicts
     )
-    return _answer(
+    return answer(
         status, "{0} figures: {1}".format(len(verdicts), detail) if detail else "the baseline holds no figure", figures=judged, **known
     )
 
@@ -434,12 +435,8 @@ def session_of(figures: list, date: str) -> dict:
     return {"date": date, "figures": {figure.name: figure.as_dict() for figure in figures}}
 
 
-def record(path: str, parts: dict, figures: list, date: str, accepted: bool, add: bool = False) -> dict:
-    """Make a run the baseline of its fingerprint, or with ``add`` one more session of it. Returns what was written.
-
-    Raises LLMError when the run proves nothing: it was not accepted, a part of its fingerprint could not be told, or it has too few
-    runs. Such figures are never stored.
-    """
+def recordable(parts: dict, figures: list, accepted: bool) -> None:
+    """Raise LLMError when a run proves nothing: it was not accepted, a part of its fingerprint could not be told, or it has too few runs."""
     if not accepted:
         raise LLMError("figures of a run that was not accepted are thrown away: garbage is often the fastest")
     if untold(parts):
@@ -453,6 +450,14 @@ def record(path: str, parts: dict, figures: list, date: str, accepted: bool, add
                     len(figure.samples), figure.name, MIN_RUNS
                 )
             )
+
+
+def record(path: str, parts: dict, figures: list, date: str, accepted: bool, add: bool = False) -> dict:
+    """Make a run the baseline of its fingerprint, or with ``add`` one more session of it. Returns what was written.
+
+    Raises LLMError when the run proves nothing, see ``recordable``. Such figures are never stored.
+    """
+    recordable(parts, figures, accepted)
     sessions = [session_of(figures, date)]
     if add:
         before = read(path)["sessions"]

@@ -186,6 +186,24 @@ def fleet_row(host: str, accelerator: dict, replica: dict, catalog: dict) -> dic
     }
 
 
+_ROW = dict.fromkeys(("host", "platform", "driver", "runtime", "firmware", "tool", "model", "weights", "engine", "error"), "")
+_REPLICA = dict.fromkeys(("name", "container", "image", "image_id", "weights_id"), "")
+_SIZES = dict.fromkeys(("port", "tensor_parallel_size", "max_model_len", "max_num_seqs"))
+
+
+def whole_fleet(rows: list) -> list:
+    """Rows of ``fleet_row`` with everything in place that a caller left out; what is left out could not be told."""
+    fleet = []
+    for row in rows:
+        replicas = [
+            dict(_REPLICA, **dict(_SIZES, **dict({"cards": [], "command": [], "environment": {}}, **item)))
+            for item in row.get("replicas") or []
+        ]
+        lists = {"cards": [], "enhancements": [], "left_out": []}
+        fleet.append(dict(_ROW, **dict(lists, **dict(row, replicas=replicas))))
+    return fleet
+
+
 def _one(values: list) -> str:
     """What all agree on; all of them where they do not; nothing where one of them could not be told."""
     return ", ".join(sorted(set(values))) if values and all(values) and _baseline.UNKNOWN_PART not in values else ""

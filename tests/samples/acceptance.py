@@ -201,11 +201,12 @@ def _figures(level: int, width: int, added: float, slow: float, draw: random.Ran
     }
 
 
-def benchmark(hosts: int = 2, cards: int = 4, repeats: int = 5, slow: float = 1.0, seed: int = 7) -> dict:
+def benchmark(
+    hosts: int = 2, cards: int = 4, repeats: int = 5, slow: float = 1.0, seed: int = 7, levels: tuple = (1, 2, 4, 8, 16, 32, 64)
+) -> dict:
     """A sweep over a gateway, then over all replicas at once."""
     draw = random.Random(seed)
     names = ["node{0:02d}-c{1}".format(host, card) for host in range(1, hosts + 1) for card in range(cards)]
-    levels = [1, 2, 4, 8, 16, 32, 64]
     protocol = {
         "model": "qwen3.6-35b-a3b",
         "prompts": {"kind": "synthetic", "count": 64, "sha256": "9a" * 32, "input_tokens": 1024},
@@ -213,7 +214,7 @@ def benchmark(hosts: int = 2, cards: int = 4, repeats: int = 5, slow: float = 1.
         "ignore_eos": True,
         "request": {},
         "load": "closed",
-        "levels": levels,
+        "levels": list(levels),
         "requests": 64,
         "repeats": repeats,
         "warmup": 8,

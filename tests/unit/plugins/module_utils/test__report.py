@@ -33,7 +33,7 @@ def garbage(results, index=2, detail='says "zzz", not "Tokyo"'):
 
 
 def comparison(status, **more):
-    return dict(_baseline._answer(status, "said so"), **more)
+    return dict(_baseline.answer(status, "said so"), **more)
 
 
 # ---- text and figures

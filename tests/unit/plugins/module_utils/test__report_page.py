@@ -77,7 +77,7 @@ def hostile(text):
     fleet[0]["replicas"][0]["command"].append(text)
     fleet[0]["replicas"][0]["environment"][text] = text
     fleet[0]["left_out"] = [{"card": text, "reason": text}]
-    comparison = dict(_baseline._answer("refused", text), differs=[{"key": "driver", "here": text, "there": text}], path=text)
+    comparison = dict(_baseline.answer("refused", text), differs=[{"key": "driver", "here": text, "there": text}], path=text)
     good = _report.build(rows, fleet, text, bench, comparison, text, text)
     rows = copy.deepcopy(rows)
     rows[1].update(verdict=text or "bad", name=text)
