@@ -80,6 +80,9 @@ def parameters(options: argparse.Namespace):
     params.cpuparams_batch.n_threads = options.threads
     # Its prompt store in main memory is not bounded by the card's memory limit.
     params.cache_ram_mib = 0
+    # The plan has judged what fits, and the role warms up by real requests: the engine's own trials only cost time at its start.
+    params.fit_params = False
+    params.warmup = False
     params.use_jinja = True
     params.endpoint_metrics = True
     params.ui = False
