@@ -207,7 +207,7 @@ def test_only_questions_are_asked(run, tmp_path):
 
 
 def test_module_knows_the_probe():
-    assert accelerator_info.PROBES["nvidia"] is _probe_nvidia.probe
+    assert accelerator_info.shipped_probe("nvidia") is _probe_nvidia.probe
 
 
 # Lost and ill cards

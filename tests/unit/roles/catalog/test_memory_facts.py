@@ -13,7 +13,7 @@ import pytest
 
 from ansible_collections.ironserve.llm.plugins.action.catalog_info import read_catalog
 from ansible_collections.ironserve.llm.plugins.module_utils._catalog import resolve
-from ansible_collections.ironserve.llm.plugins.module_utils._memory import fit
+from ansible_collections.ironserve.llm.plugins.module_utils._memory import Need, fit
 from ansible_collections.ironserve.llm.plugins.module_utils._plan import enhanced_memory
 
 CATALOG = read_catalog([])
@@ -188,7 +188,7 @@ def test_a_sequence_over_several_cards_takes_what_the_engine_takes(model: str, p
     memory, tokens = figures(model, platform, mtp, not mtp)
     size, held = MODELS[model].block(platform.startswith("ascend_"), cards, tokens)
     exact = MODELS[model].blocks(131072, size, tokens, not mtp) * held / MIB
-    ours = fit(1, 1, {"size_mib": 1}, memory, 131072, cards).per_sequence
+    ours = fit(1, 1, Need(1, memory, cards), 131072).per_sequence
     assert ours == pytest.approx(exact, rel=0.02)
 
 
@@ -215,7 +215,7 @@ def test_concurrency_is_that_of_the_engine(
     for context, expected in zip((32768, 131072, 262144), concurrency, strict=True):
         exact = blocks / MODELS[model].blocks(context, size, tokens, aligned)
         assert exact == pytest.approx(expected, abs=0.06 if expected < 50 else 0.6), "this test's own arithmetic"
-        ours = blocks * held / MIB / fit(1, 1, {"size_mib": 1}, memory, context, cards).per_sequence
+        ours = blocks * held / MIB / fit(1, 1, Need(1, memory, cards), context).per_sequence
         assert ours == pytest.approx(exact, rel=0.03 if context == 32768 else 0.02)
 
 
