@@ -131,6 +131,27 @@ def test_nothing_changes(inventory: str) -> None:
     assert re.search(rf"{PLANS[inventory][0]} : ok=\d+ changed=0 unreachable=0 failed=0", plan(inventory))
 
 
+def test_a_plan_without_the_hosts_says_that_it_compared_nothing(inventory: str) -> None:
+    assert "not compared with what runs: -e plan_compare=true asks the hosts" in plan(inventory)
+
+
+def test_a_host_that_cannot_be_asked_is_said_and_the_plan_is_written(tmp_path) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho 'ssh: connect to host 192.0.2.11 port 22: Connection timed out' >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    written = tmp_path / "plan.json"
+    status, printed = play(
+        "playbooks/plan.yml", "k100", "-e", "plan_compare=true", "-e", f"plan_output={written}", "-e", f"ansible_ssh_executable={ssh}"
+    )
+    assert status == 0, printed
+    assert re.search("not compared with what runs: k100-01 cannot be reached: .{0,80}192.0.2.11 port 22: Connection timed out", printed)
+    plans = json.loads(written.read_text())
+    assert [replica["port"] for replica in plans["k100-01"]["replicas"]] == [8001, 8002, 8003, 8004]
+    assert plans["k100-01"]["replicas"][0]["fit"]["blocks_per_sequence"] == 131
+    assert written.stat().st_mode & 0o777 == 0o600
+    assert "gateway k100-01 on 0.0.0.0:8000" in printed
+
+
 def test_the_first_recipe() -> None:
     assert "qwen3.6-35b-a3b W8A8 on hygon_k100ai (vllm)" in plan("k100")
     for part in ("--tensor-parallel-size 1", "--quantization compressed-tensors", "--enable-prefix-caching", "--mamba-cache-mode align"):
