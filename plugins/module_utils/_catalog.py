@@ -150,6 +150,16 @@ PARTS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "version": str,
             "runtime": str,
         },
+        ("arguments", "*"): {
+            "flag": str,
+            "kind": str,
+            "on": str,
+            "off": str,
+            "since": str,
+            "until": str,
+            "versions": list,
+            "refused_keys": dict,
+        },
         ("kv_cache",): {"block": int, "align": int, "page": str},
     },
     "models": {

@@ -15,9 +15,10 @@ import json
 import posixpath
 from typing import Any
 
-from ansible_collections.ironserve.llm.plugins.module_utils._arguments import spell
+from ansible_collections.ironserve.llm.plugins.module_utils._arguments import depends_on_version, spell
 from ansible_collections.ironserve.llm.plugins.module_utils._card_groups import choose_groups, warnings
 from ansible_collections.ironserve.llm.plugins.module_utils._catalog import merge
+from ansible_collections.ironserve.llm.plugins.module_utils._compatibility import image_versions
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
 from ansible_collections.ironserve.llm.plugins.module_utils._geometry import Serving, layouts, number_bytes, read_config
 from ansible_collections.ironserve.llm.plugins.module_utils._memory import Need, fit, largest_context, weights_mib
@@ -80,6 +81,7 @@ class PlanInput:
         count: most replicas to plan; 0 means one per card group.
         min_count: fewest replicas worth serving with.
         allow_degraded: leave cards out that are not healthy, instead of stopping.
+        engine_version: the engine's version, as it was read or stated; empty takes what the image's tag says, if that.
         card_groups: numbers of the cards that share a replica, group by group; cards in none are left alone. Empty groups them all.
     """
 
@@ -106,6 +108,7 @@ class PlanInput:
     count: int = 0
     min_count: int = 1
     allow_degraded: bool = False
+    engine_version: str = ""
     card_groups: list[list[int]] = dataclasses.field(default_factory=list)
 
 
@@ -330,6 +333,11 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode("utf-8")).hexdigest()
 
 
+def version_of(data: PlanInput) -> str:
+    """The engine's version; empty when nobody knows it."""
+    return data.engine_version or image_versions({"reference": data.image})[0] or ""
+
+
 def container_spec(data: PlanInput, settings: dict[str, Any], number: int, members: list[dict[str, Any]]) -> dict[str, Any]:
     """Describe the one container of a replica, engine-neutral, without any secret.
 
@@ -349,11 +357,11 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
     entrypoint: list[str] | None = None
     if key["kind"] == "argument":
         words["api_key_file"] = KEY_TARGET
-        command = spell(engine, words)
+        command = spell(engine, words, version_of(data))
     elif key["kind"] in KEY_SCRIPTS:
         script = KEY_SCRIPTS[key["kind"]].format(name=key["name"], flag=key.get("flag", ""), key=KEY_TARGET, config=KEY_CONFIG)
         entrypoint = ["/bin/sh", "-c", script, "engine"]
-        command = list(key["command"]) + spell(engine, words)
+        command = list(key["command"]) + spell(engine, words, version_of(data))
     else:
         known = ["argument"] + list(KEY_SCRIPTS)
         raise LLMError(
@@ -502,6 +510,10 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
                     spec["name"], max_num_seqs, int(figures.concurrency), largest_context(card_mib, share, need, max_num_seqs)
                 )
             )
+    if not version_of(data) and depends_on_version(catalog["engine"]):
+        reasons.append(
+            "the engine's version is not known, so nobody checked whether it knows these arguments; state it: replica_image: {version: ...}"
+        )
     if len(replicas) < max(1, data.min_count):
         raise LLMError(
             "host {0} can run {1} of the {2} replicas asked for as the fewest ({3} cards, {4} per replica){5}".format(

@@ -117,6 +117,10 @@ options:
     description: Leave out cards that are not healthy, instead of stopping.
     type: bool
     default: false
+  engine_version:
+    description: The engine's version, by which settings are spelled and checked; empty takes what the image's tag says, if that.
+    type: str
+    default: ""
   card_groups:
     description:
       - Numbers of the cards that share a replica, group by group; cards in no group are left alone.

@@ -9,7 +9,9 @@ from __future__ import annotations
 import pytest
 
 from ansible_collections.ironserve.llm.plugins.module_utils._arguments import spell
+from ansible_collections.ironserve.llm.plugins.module_utils._catalog import merge, resolve
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.module_utils._plan import choose_enhancements
 
 ENGINE = {
     "name": "toy",
@@ -91,3 +93,74 @@ def test_every_shipped_recipe_can_be_spelled(shipped):
             for settings in variants:
                 spelled += bool(spell(chosen["engine"], settings))
     assert spelled >= 2
+
+
+# By version
+
+VERSIONED = {
+    "name": "toy",
+    "arguments": {
+        "patience": {"flag": "--patience", "kind": "value", "since": "0.18.0"},
+        "swap": {"flag": "--swap", "kind": "value", "until": "0.18.0"},
+        "caching": {"kind": "switch", "on": "--caching", "since": "0.15.0"},
+        "guess": {
+            "flag": "--guess",
+            "kind": "json",
+            "versions": [{"when": "<0.11", "flag": "--guess-old"}, {"when": ">=0.22", "flag": "--guess-new"}],
+            "refused_keys": {"threshold": "no version knows it"},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "words"),
+    [
+        ("0.18.0", {"patience": 60}, ["--patience", "60"]),
+        ("0.18.1+das.fa71803.dtk2604", {"patience": 60}, ["--patience", "60"]),
+        ("0.17.1", {"swap": 4}, ["--swap", "4"]),
+        ("0.10.2", {"guess": {"n": 1}}, ["--guess-old", '{"n":1}']),
+        ("0.18.1", {"guess": {"n": 1}}, ["--guess", '{"n":1}']),
+        ("0.32.0", {"guess": {"n": 1}}, ["--guess-new", '{"n":1}']),
+        # Nobody knows the version: words as they are.
+        ("", {"patience": 60, "swap": 4}, ["--patience", "60", "--swap", "4"]),
+        # What is not said needs no word.
+        ("0.10.2", {"caching": False, "patience": None}, []),
+    ],
+)
+def test_words_of_a_version(version, settings, words):
+    assert spell(VERSIONED, settings, version) == words
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "says"),
+    [
+        ("0.17.0", {"patience": 60}, "engine 'toy' 0.17.0 does not know the setting 'patience' .known from 0.18.0 on.; leave it out .null"),
+        ("0.18.0rc1", {"patience": 60}, "known from 0.18.0 on"),
+        ("0.18.0", {"swap": 4}, "engine 'toy' 0.18.0 does not know the setting 'swap' .gone since 0.18.0."),
+        ("0.14.0", {"caching": True}, "does not know the setting 'caching'"),
+        ("0.18.0", {"guess": {"n": 1, "threshold": 0.8}}, "setting 'guess' must not have the key 'threshold': no version knows it"),
+        ("latest", {"patience": 60}, "'latest' is no version"),
+    ],
+)
+def test_a_version_that_does_not_know_a_word(version, settings, says):
+    with pytest.raises(LLMError, match=says):
+        spell(VERSIONED, settings, version)
+
+
+def test_every_recipe_says_only_what_its_image_knows(shipped):
+    """All shipped recipes on all their platforms and engines, with every enhancement on and off."""
+    seen = set()
+    for name, recipe in shipped["models"].items():
+        for platform, own in recipe["platforms"].items():
+            for engine in {own["engine"], *own.get("engines", {})}:
+                catalog = resolve(shipped, platform, name, engine)
+                version = catalog["engine"]["image"].get("version", "")
+                assert version or engine == "llama_cpp", (name, platform, engine)
+                for on in (True, False):
+                    for enhancement in ["", *catalog["model"]["enhancements"]]:
+                        wanted = {enhancement: on} if enhancement else {}
+                        _decisions, extra = choose_enhancements(catalog["model"], wanted, [])
+                        spell(catalog["engine"], merge(catalog["settings"], extra), version)
+                        seen.add((name, platform, engine))
+    assert len(seen) >= 17

@@ -657,3 +657,28 @@ def test_a_description_that_lies_beside_the_weights_is_what_the_engine_sees(k100
     assert {"source": "/srv/w8a8.config.json", "target": "/models/config.json", "read_only": True} in beside["mounts"]
     # Another description under the same name is another replica.
     assert beside["spec_hash"] != spec(weights_config="/srv/w8a8.config.json", weights_config_id="b")["spec_hash"]
+
+
+# The engine's version
+
+
+def test_settings_are_held_against_the_version_that_was_read_or_stated_or_tagged(k100):
+    plan = make_plan(k100(engine_version="0.18.1+das.fa71803.dtk2604"))
+    assert "--shutdown-timeout" in plan["replicas"][0]["spec"]["command"]
+    assert not any("version is not known" in reason for reason in plan["reasons"])
+    for changes in ({"engine_version": "0.17.0"}, {"image": "quay.io/x/vllm:v0.17.0"}):
+        with pytest.raises(LLMError, match="engine 'vllm' 0.17.0 does not know the setting 'shutdown_timeout' .known from 0.18.0 on"):
+            make_plan(k100(**changes))
+    # What was read goes before what the tag says.
+    make_plan(k100(image="quay.io/x/vllm:v0.17.0", engine_version="0.18.1"))
+
+
+def test_a_version_that_nobody_knows_is_said(k100, shipped):
+    assert "the engine's version is not known" in make_plan(k100())["reasons"][-1]
+    assert make_plan(cpu_input(shipped))["reasons"][-1].startswith("ironserve-c3: "), "llama.cpp's words are those of every version"
+
+
+def test_a_key_that_ends_the_engine_is_refused(k100):
+    settings = {"speculative": {"method": "mtp", "num_speculative_tokens": 2, "threshold": 0.8}}
+    with pytest.raises(LLMError, match="setting 'speculative' must not have the key 'threshold'"):
+        make_plan(k100(settings=settings, enhancements={"prefix_caching": False}))
