@@ -43,6 +43,7 @@ SHAPES: dict[str, dict[str, tuple[Any, bool]]] = {
         "key": (dict, True),
         "environment": (dict, False),
         "kv_cache": (dict, False),
+        "version": (dict, False),
         "platforms": (dict, False),
         "facts": (list, False),
     },
@@ -160,6 +161,7 @@ PARTS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "versions": list,
             "refused_keys": dict,
         },
+        ("version",): {"command": list, "pattern": str},
         ("kv_cache",): {"block": int, "align": int, "page": str},
     },
     "models": {

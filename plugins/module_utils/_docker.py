@@ -201,6 +201,28 @@ def create(client: Any, spec: dict[str, Any]) -> None:
     client.start(spec["name"])
 
 
+def run_once(client: Any, image: str, command: list[str], timeout_s: int) -> tuple[int, str]:
+    """Run one command in a container of ``image`` that can reach nothing and write nothing, and remove it again.
+
+    Returns the exit status and what it printed, both streams.
+    """
+    host_config = client.create_host_config(
+        read_only=True,
+        tmpfs={"/tmp": "rw,nosuid,nodev,mode=1777,size=64m"},
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges:true"],
+        network_mode="none",
+        pids_limit=256,
+    )
+    made = client.create_container(image, entrypoint=command, command=[], host_config=host_config, user="65534:65534")
+    try:
+        client.start(made["Id"])
+        status = int(client.wait(made["Id"], timeout=timeout_s)["StatusCode"])
+        return status, log_tail(client, made["Id"], 100)
+    finally:
+        remove(client, made["Id"])
+
+
 def stop(client: Any, name: str, timeout_s: int) -> None:
     """Stop a container; its engine has ``timeout_s`` seconds to finish what it answers."""
     client.stop(name, timeout=timeout_s)

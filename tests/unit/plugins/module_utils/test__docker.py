@@ -254,3 +254,28 @@ def test_network_goes_only_when_nothing_is_on_it(engine, client, containers, rem
 
 def test_removing_what_is_gone_is_no_error(client):
     _docker.remove(client, "gone")
+
+
+def test_a_command_that_runs_once_reaches_nothing_and_leaves_nothing(engine, client):
+    engine.answers["POST", "/containers/create"] = (201, {"Id": "77", "Warnings": []})
+    engine.answers["POST", "/containers/77/start"] = (204, "")
+    engine.answers["POST", "/containers/77/wait"] = (200, {"StatusCode": 3})
+    engine.answers["GET", "/containers/77/json"] = (200, dict(described("x"), Config={"Tty": True}))
+    engine.answers["GET", "/containers/77/logs"] = (200, "version 0.18.1\n")
+    engine.answers["DELETE", "/containers/77"] = (204, "")
+    assert _docker.run_once(client, "img", ["tell", "it"], 9) == (3, "version 0.18.1")
+    body = engine.bodies["/containers/create"]
+    assert (body["Image"], body["Entrypoint"], body["User"]) == ("img", ["tell", "it"], "65534:65534")
+    limits = body["HostConfig"]
+    assert (limits["NetworkMode"], limits["ReadonlyRootfs"], limits["CapDrop"]) == ("none", True, ["ALL"])
+    assert not limits.get("Devices") and not limits.get("Binds") and not limits.get("Mounts")
+    assert any("/containers/77?" in path and "force=True" in path for path in engine.asked)
+
+
+def test_a_command_that_does_not_start_leaves_nothing_either(engine, client):
+    engine.answers["POST", "/containers/create"] = (201, {"Id": "77", "Warnings": []})
+    engine.answers["POST", "/containers/77/start"] = (500, {"message": "exec: tell: not found"})
+    engine.answers["DELETE", "/containers/77"] = (204, "")
+    with pytest.raises(_docker.ENGINE_ERRORS, match="tell: not found"):
+        _docker.run_once(client, "img", ["tell"], 9)
+    assert any("/containers/77?" in path and "force=True" in path for path in engine.asked)
