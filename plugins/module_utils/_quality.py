@@ -193,6 +193,19 @@ def tail_loop(words: list[str], max_period: int = LOOP_PERIOD) -> tuple[int, flo
     return best
 
 
+def longest_loop(words: list[str], max_period: int = LOOP_PERIOD) -> tuple[int, float, int]:
+    """As ``tail_loop``, but anywhere in ``words``: rubbish in a fence or a list may end well."""
+    best = (0, 0.0, 0)
+    for period in range(1, min(max_period, len(words) // 2) + 1):
+        run = 0
+        for index in range(period, len(words)):
+            run = run + 1 if words[index] == words[index - period] else 0
+            covered = run + period
+            if run >= period and covered > best[2]:
+                best = (period, covered / period, covered)
+    return best
+
+
 def _scripts_finding(text: str, prompt: str, language: str) -> list[Finding]:
     shares = script_shares(text)
     found = []
@@ -226,10 +239,12 @@ def _repetition_findings(text: str, kind: str) -> list[Finding]:
         novelty = min(distinct3(part) for part in parts)
         if novelty < DISTINCT_LIMIT:
             found.append(Finding("distinct_3", novelty, DISTINCT_LIMIT, "only {0:.0%} of the word triples are new".format(novelty)))
-    period, copies, covered = tail_loop(tokens(text))
+    # Prose that loops somewhere compresses too well; only what is structured must be searched to its middle.
+    period, copies, covered = (longest_loop if structured else tail_loop)(tokens(text))
     if copies >= LOOP_COPIES and covered >= LOOP_TOKENS:
-        detail = "the end repeats a block of {0} tokens {1:.1f} times".format(period, copies)
-        found.append(Finding("tail_loop", covered, LOOP_TOKENS, detail))
+        where = "a part" if structured else "the end"
+        detail = "{0} repeats a block of {1} tokens {2:.1f} times".format(where, period, copies)
+        found.append(Finding("inner_loop" if structured else "tail_loop", covered, LOOP_TOKENS, detail))
     return found
 
 

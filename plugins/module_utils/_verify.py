@@ -328,6 +328,11 @@ def _text_trouble(item: dict, messages: list, answer: _sse.Transcript | Whole) -
     return "{0}; it said {1}".format(shown, _quote(answer.content or answer.reasoning))
 
 
+def _plain(text: str) -> str:
+    """An answer without what may differ between two right ones: case, spaces, punctuation at the ends."""
+    return " ".join(text.split()).strip(" .。!！*\"'").casefold()
+
+
 def _extra_seconds(item: dict) -> float:
     """What one check may take beyond the limits of a whole proof, because the recipe asks for something long."""
     if item["check"] == "concurrency":
@@ -520,6 +525,25 @@ class Verifier:
             return None
         floors = [item.get("floor_pct", CARD_FLOOR_PCT) for item in self._acceptance.checks if item["check"] == "card_use"]
         return use if use < float((floors or [CARD_FLOOR_PCT])[0]) else None
+
+    @property
+    def answers(self) -> dict:
+        """Answers to exact questions, by question, as ``_plain`` gives them."""
+        return dict(self._answers)
+
+    def compared(self, control: dict, least: float) -> Proof:
+        """The proof once the answers were compared with those of ``control``, which most replicas gave."""
+        common = [name for name in self._answers if name in control]
+        if common:
+            equal = [name for name in common if self._answers[name] == control[name]]
+            share = len(equal) / len(common)
+            said = "{0} of {1} answers equal to those of the other replicas".format(len(equal), len(common))
+            other = [name for name in common if name not in equal]
+            if other:
+                said += "; {0}: {1}, elsewhere {2}".format(other[0], _quote(self._answers[other[0]]), _quote(control[other[0]]))
+            trouble = "{0}, the least share is {1:.0%}".format(said, least) if share < least else ""
+            self._result({"check": "agreement"}, trouble, said, _verdicts.PARTIAL, round(100 * share, 1), "percent")
+        return self._proof()
 
     def _proof(self) -> Proof:
         self._settle_exact()
@@ -792,6 +816,7 @@ class Verifier:
         sign, trouble = self._judge_text(item, messages, transcript, max_tokens)
         missing = [str(word) for word in item["expect"] if not contains(transcript.content, str(word))]
         said = "said {0}".format(_quote(transcript.content))
+        self._answers.setdefault(str(item.get("id") or item["prompt"]), _plain(transcript.content))
         if not trouble and missing:
             sign, trouble = _verdicts.GARBAGE, 'expected "{0}", it {1}'.format('", "'.join(missing), said)
         if not trouble and item.get("finish") and transcript.finish != item["finish"]:
@@ -944,7 +969,21 @@ def prove_all(
         return []
     verifiers = [Verifier(endpoint, model, acceptance, limits, bad_key, closed_paths, abreast) for endpoint in endpoints]
     with concurrent.futures.ThreadPoolExecutor(max_workers=parallel or len(verifiers)) as pool:
-        return list(pool.map(Verifier.prove, verifiers))
+        proofs = list(pool.map(Verifier.prove, verifiers))
+    wanted = [item for item in acceptance.checks if item["check"] == "agreement"]
+    return _agreement(verifiers, proofs, float(wanted[0].get("least", AGREEMENT))) if wanted else proofs
+
+
+def _agreement(verifiers: list[Verifier], proofs: list[Proof], least: float) -> list[Proof]:
+    """Compare the replicas that are ok by themselves, each with the answer that most of them gave; the first decides a tie."""
+    good = [verifier for verifier, proof in zip(verifiers, proofs) if proof.ok]
+    if len(good) < 2:
+        return proofs
+    control = {}
+    for name in good[0].answers:
+        given = [verifier.answers[name] for verifier in good if name in verifier.answers]
+        control[name] = max(given, key=given.count)
+    return [verifier.compared(control, least) if verifier in good else proof for verifier, proof in zip(verifiers, proofs)]
 
 
 def _figure(value: float | None, form: str) -> str:

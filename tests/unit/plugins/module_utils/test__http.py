@@ -165,3 +165,9 @@ def test_a_missing_library_is_said(monkeypatch):
     monkeypatch.setattr(_http, "HAS_REQUESTS", False)
     with pytest.raises(LLMError, match="install python3-requests"):
         _http.request("GET", "http://127.0.0.1:1/")
+
+
+def test_bytes_are_sent_as_they_are():
+    with server(OK) as (url, heard):
+        _http.request("POST", url, body=b'{"broken": ')
+    assert heard[0].endswith(b'\r\n\r\n{"broken": ')

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from faults.engines.scripted import GARBAGE, PROSE, PROSE_ZH
 from hypothesis import given, settings
@@ -163,3 +165,58 @@ def test_windows_cover_the_text(text, size):
     assert parts[0] == text[:size]
     assert text.endswith(parts[-1])
     assert sum(len(part) for part in parts) >= len(text)
+
+
+ROWS = "\n".join("| {0} | {1} | open |".format(n, n * 7 % 31) for n in range(30))
+CODE = "def f(row):\n    row = row + 1\n    row = row + 2\n    row = row + 3\n    return row\n" * 5
+
+
+@pytest.mark.parametrize(
+    "text, form",
+    [
+        ('{"a": 1}', "json"),
+        ("```json\n[1, 2]\n```", "json"),
+        ("[1, 2", "prose"),
+        ("| a | b |\n|---|---|\n| 1 | 2 |", "table"),
+        ("| a | b |\nwords\n| 1 | 2 |", "prose"),
+        ("```python\nx = 1\n```", "code"),
+        ("Take `x` and ```y```.", "prose"),
+        ("", "prose"),
+        ("{" * 50, "prose"),
+    ],
+)
+def test_the_form_is_seen_only_where_it_is_whole(text, form):
+    assert _quality.form(text) == form
+
+
+def test_lists_tables_and_code_may_repeat_themselves_but_not_the_same_line():
+    listed = json.dumps([{"station": n, "open": True} for n in range(40)])
+    assert names(listed) == []
+    assert names(listed, kind="prose") == ["compression", "distinct_3"]
+    assert names(ROWS) == []
+    assert names(CODE, kind="code") == ["inner_loop"]
+    assert names("-" * 40 + "\n" + ROWS, kind="table") == []
+    assert "equal_lines" in names("| 1 | 2 | open |\n" * 5 + ROWS, kind="table")
+    assert names("| 1 | 2 | open |\n" * 3 + ROWS, kind="table") == []
+    assert "equal_run" in names("| 1 |\n" + "!" * 9 + "\n| 2 |", kind="table")
+
+
+def test_rubbish_can_not_hide_behind_a_form():
+    assert "inner_loop" in names("```\n" + "x = 1; " * 40 + "\n```")
+    assert "equal_run" in names(json.dumps({"a": "!" * 20}))
+    assert "bad_characters" in names(json.dumps({"a": "\ufffd"}, ensure_ascii=False))
+
+
+def test_a_chinese_character_weighs_two():
+    assert _quality.weight("ab 面包 かな 한글 1。") == len("ab 面包 かな 한글 1。") + 6
+    # 110 characters of Chinese are as much as 220 of English: the language is judged.
+    assert names(PROSE_ZH[:110], language="en") == ["wrong_language"]
+    assert names(PROSE[:150], language="zh") == []
+
+
+def test_a_loop_is_found_wherever_it_stands():
+    block = [str(number) for number in range(16)]
+    other = ["a", "b", "c"]
+    assert _quality.longest_loop([*other, *block * 3, *other]) == (16, 3.0, 48)
+    assert _quality.longest_loop([*other, *block, *other]) == (0, 0.0, 0)
+    assert _quality.tail_loop([*other, *block * 3, *other]) == (0, 0.0, 0)

@@ -190,3 +190,37 @@ def test_a_missing_done_is_seen():
     made.close(2.0)
     assert not made.done
     assert made.finish == "length"
+
+
+def test_tool_calls_are_put_together_by_their_index():
+    transcript = _sse.Transcript(0.0)
+    pieces = [
+        [{"index": 0, "id": "a", "function": {"name": "read_meter"}}],
+        [{"index": 0, "function": {"arguments": '{"m"'}}, {"index": 1, "id": "b", "function": {"name": "stop", "arguments": ""}}],
+        [{"index": 1, "function": {"arguments": "{}"}}],
+        [{"index": 0, "function": {"arguments": ": 1}"}}, "junk", {"index": 0, "function": None}],
+    ]
+    for piece in pieces:
+        transcript.events.append(_sse.parse(1.0, json.dumps({"choices": [{"delta": {"tool_calls": piece}}]})))
+    assert transcript.calls == [
+        {"id": "a", "name": "read_meter", "arguments": '{"m": 1}'},
+        {"id": "b", "name": "stop", "arguments": "{}"},
+    ]
+    assert transcript.tool == '{"m"{}: 1}'
+    assert transcript.token_events == 4
+
+
+@pytest.mark.parametrize(
+    "delta, text, fields",
+    [
+        ({"reasoning": "a"}, "a", ["reasoning"]),
+        ({"reasoning_content": "a"}, "a", ["reasoning_content"]),
+        ({"reasoning": "a", "reasoning_content": "a"}, "a", ["reasoning"]),
+        ({"reasoning": None, "reasoning_content": "a"}, "a", ["reasoning_content"]),
+        ({"content": "a"}, "", []),
+    ],
+)
+def test_the_name_of_the_reasoning_field_is_kept(delta, text, fields):
+    transcript = _sse.Transcript(0.0)
+    transcript.events.append(_sse.parse(1.0, json.dumps({"choices": [{"delta": delta}]})))
+    assert (transcript.reasoning, transcript.reasoning_fields) == (text, fields)

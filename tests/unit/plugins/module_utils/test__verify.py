@@ -6,11 +6,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import threading
 import time
 
 import pytest
+from faults.engines import scripted
 from faults.engines.scripted import BEHAVIOURS, Engine
+from faults.zoo.animals import ODDITIES, Instead, Says
+from faults.zoo.engine import HANG, Behaviour, Zoo
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _card_use, _verify
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
@@ -334,3 +339,114 @@ def test_the_shipped_recipes_are_valid(shipped):
 )
 def test_words_are_found_whole(text, word, found):
     assert _verify.contains(text, word) is found
+
+
+def with_checks(*more):
+    return changed(checks=[*ACCEPTANCE["checks"], *more])
+
+
+class Phrases(Behaviour):
+    """Right answers in other words than its siblings."""
+
+    def asked(self, play):
+        found = re.search("capital of ([A-Z][a-z]+)", play.question)
+        if found and found.group(1) in scripted.CAPITALS:
+            play.say("Surely " + scripted.CAPITALS[found.group(1)])
+
+
+def prove_fleet(behaviours, acceptance):
+    with contextlib.ExitStack() as stack:
+        zoos = [stack.enter_context(Zoo(behaviour)) for behaviour in behaviours]
+        endpoints = [_verify.Endpoint("r{0}".format(index), zoo.url) for index, zoo in enumerate(zoos)]
+        return _verify.prove_all(endpoints, "zoo", _verify.read_acceptance(acceptance), LIMITS)
+
+
+QUESTIONS = {
+    "floor_decode_tokens_per_s": 5,
+    "ttft_limit_s": 1.0,
+    "checks": [
+        {"check": "exact", "id": country, "prompt": "What is the capital of {0}?".format(country), "expect": [capital]}
+        for country, capital in scripted.CAPITALS.items()
+    ]
+    + [{"check": "quality", "id": "bread", "prompt": "Tell me about bread."}, {"check": "agreement"}],
+}
+
+
+def test_a_replica_that_answers_otherwise_than_the_others_is_partial():
+    proofs = prove_fleet([Behaviour(), Phrases(), Behaviour()], QUESTIONS)
+    assert [proof.verdict for proof in proofs] == ["ok", "partial", "ok"]
+    assert proofs[1].evidence[0].startswith("agreement: 0 of 6 answers equal to those of the other replicas; Japan: ")
+    assert proofs[1].evidence[0].endswith("the least share is 80%")
+    assert [check["figure"] for check in proofs[0].checks if check["check"] == "agreement"] == [100.0]
+
+
+def test_one_replica_alone_has_nobody_to_agree_with_and_a_bad_one_is_no_control():
+    assert [proof.verdict for proof in prove_fleet([Phrases()], QUESTIONS)] == ["ok"]
+    silly = Says("Paris")
+    proofs = prove_fleet([silly, Phrases(), Phrases()], QUESTIONS)
+    assert [proof.verdict for proof in proofs] == ["garbage", "ok", "ok"]
+
+
+def test_capitals_dots_and_spaces_are_no_disagreement():
+    assert _verify._plain("  **Tokyo**.\n") == _verify._plain("tokyo") != _verify._plain("Kyoto")
+
+
+def test_slow_with_idle_cards_is_stalled_and_with_busy_cards_slow(monkeypatch):
+    for percent, verdict in ((0.4, "stalled"), (4.9, "stalled"), (5.1, "slow"), (LLMError("gone"), "slow")):
+        monkeypatch.setattr(_card_use, "sampler", lambda *_args, value=percent: Meter(value))
+        with Zoo(options=("--decode-tokens-per-s", "3")) as zoo:
+            proof = prove(zoo, changed(floor_decode_tokens_per_s=50), model="zoo", endpoint={"container": "x", "platform": "cpu"})
+        assert proof.verdict == verdict, (percent, proof.evidence)
+
+
+def test_a_busy_engine_is_saturated_and_a_hung_one_stalled():
+    with Zoo(Instead(HANG)) as zoo:
+        hung = prove(zoo, model="zoo")
+        assert hung.verdict == "stalled"
+        assert "0 running, 0 waiting, and its counters stand still" in hung.evidence[0]
+    with Zoo() as zoo:
+        zoo.occupy(60, 4)
+        busy = prove(zoo, model="zoo")
+    assert busy.verdict == "saturated"
+    assert "it works for them: busy, not hung" in busy.evidence[0]
+
+
+def test_what_a_recipe_asks_for_at_length_has_its_own_time():
+    items = [
+        ({"check": "concurrency", "streams": 4}, 60),
+        ({"check": "concurrency", "streams": 4, "seconds": 5}, 5),
+        ({"check": "long_context"}, 2400),
+        ({"check": "long_context", "timeout_s": 10, "depths": [0.5]}, 10),
+        ({"check": "cache_hit", "timeout_s": 2, "times": 4}, 8),
+        ({"check": "exact", "prompt": "x", "expect": ["y"]}, 0),
+    ]
+    assert [_verify._extra_seconds(item) for item, _seconds in items] == [seconds for _item, seconds in items]
+
+
+@pytest.mark.parametrize(
+    "item, message",
+    [
+        ({"check": "concurrency"}, "the key 'streams' is missing"),
+        ({"check": "concurrency", "streams": 0}, "'streams' must be a whole number above 0"),
+        ({"check": "concurrency", "streams": 4, "seconds": 0}, "'seconds' must be a number above 0"),
+        ({"check": "long_context", "depths": [0.5, 2]}, "'depths' must be 1 to 10 numbers from 0 to 1"),
+        ({"check": "long_context", "depths": 0.5}, "'depths' must be a list"),
+        ({"check": "cache_hit", "times": 11}, "'times' must be 10 or less"),
+        ({"check": "multi_turn", "language": "fr"}, "'language' must be en or zh"),
+        ({"check": "quality", "prompt": "x", "form": "poem"}, "'form' must be one of prose, code, json, table"),
+        ({"check": "tool_loop", "round": 2}, 'unknown key "round"'),
+        ({"check": "exact_set", "id": "x"}, "exact_set has neither"),
+    ],
+)
+def test_bad_options_of_the_newer_checks_are_named(item, message):
+    with pytest.raises(LLMError) as caught:
+        _verify.read_acceptance({"checks": [*ACCEPTANCE["checks"], item]})
+    assert message in str(caught.value)
+
+
+def test_what_the_demo_recipe_excludes_runs_here_on_a_healthy_engine(shipped):
+    excluded = {item["check"] for item in shipped["models"]["smollm2-135m"]["acceptance"]["not_applicable"]}
+    plain = next(animal for animal in ODDITIES if animal.name == "plain")
+    thinking = next(animal for animal in ODDITIES if animal.name == "reasoning")
+    asked = {item["check"] for animal in (plain, thinking) for item in animal.acceptance()["checks"]}
+    assert excluded <= asked | {"exact"}, "the zoo's own tests prove each of these against a healthy engine"
