@@ -427,7 +427,7 @@ def test_what_a_recipe_asks_for_at_length_has_its_own_time():
     "item, message",
     [
         ({"check": "concurrency"}, "the key 'streams' is missing"),
-        ({"check": "concurrency", "streams": 0}, "'streams' must be a whole number above 0"),
+        ({"check": "concurrency", "streams": -1}, "'streams' must be a whole number above 0"),
         ({"check": "concurrency", "streams": 4, "seconds": 0}, "'seconds' must be a number above 0"),
         ({"check": "long_context", "depths": [0.5, 2]}, "'depths' must be 1 to 10 numbers from 0 to 1"),
         ({"check": "long_context", "depths": 0.5}, "'depths' must be a list"),
