@@ -134,6 +134,8 @@ class Endpoint:
     container: str = ""
     cards: tuple = ()
     platform: str = ""
+    #: How the platform's cards are read, as ``_card_use.sampler`` takes it.
+    tools: dict = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -408,7 +410,10 @@ class Verifier:
                 self._check_doors()
         except _Stopped:
             pass
-        return self._proof()
+        proof = self._proof()
+        if hasattr(self._sampler, "close"):
+            self._sampler.close()
+        return proof
 
     def _make(self, items: list, abreast: int) -> None:
         """Make the checks ``items``, ``abreast`` at a time, up to the first that stops the proof."""
@@ -784,7 +789,9 @@ class Verifier:
         if not wanted:
             return
         try:
-            self._sampler = _card_use.sampler(self._endpoint.platform, self._endpoint.container, list(self._endpoint.cards))
+            self._sampler = _card_use.sampler(
+                self._endpoint.platform, self._endpoint.container, list(self._endpoint.cards), self._endpoint.tools
+            )
         except _card_use.NoSampler as exc:
             # A replica whose card cannot be seen working has not proved that the card works: unknown is never ok.
             if self._endpoint.container:

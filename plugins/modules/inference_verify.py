@@ -60,6 +60,37 @@ options:
         description: The cards' platform, which decides how card use is sampled. One without a sampler gives a warning.
         type: str
         default: ""
+  card_tools:
+    description:
+      - How the cards of other platforms than C(cpu) are read while the questions are asked. Without it, card use of such a platform
+        is unknown, and nothing that is unknown is proved.
+    type: dict
+    default: {}
+    suboptions:
+      probe:
+        description: Name of the collection's probe, V(ascend), V(hygon) or V(nvidia).
+        type: str
+        default: ""
+      tools:
+        description: The vendor's tools with the paths where each may lie, as in the platform's entry of the catalog.
+        type: dict
+        default: {}
+      environment:
+        description: Variables every call of a tool gets.
+        type: dict
+        default: {}
+      timeout_s:
+        description: Seconds after which a call of a tool counts as hung.
+        type: float
+        default: 30
+      root:
+        description: Directory that stands for the host's root, to read a host that is played.
+        type: path
+        default: /
+      sysfs:
+        description: Directory that stands for the host's /sys. Empty takes C(sys) under O(card_tools.root).
+        type: path
+        default: ""
   model:
     description: The served model name to ask for.
     type: str
@@ -69,8 +100,18 @@ options:
       - The C(acceptance) block of the model's recipe, with the keys C(checks), C(not_applicable), C(floor_decode_tokens_per_s)
         (default 5), C(ttft_limit_s) (default 10), C(exact_pass_share) (default 1.0) and C(request) (members added to every
         request body).
-      - Kinds of checks are C(models), C(exact), C(nonce_recall), C(quality), C(stream_equals_unary), C(speed), C(prefix_cache) and
-        C(card_use); C(models), C(speed) and C(card_use) are always made. At least one C(exact) or C(nonce_recall) is demanded.
+      - Questions are C(exact), C(exact_set) (ten packaged exact questions and two codes, half of them Chinese), C(nonce_recall),
+        C(quality) (with C(form), one of C(prose), C(code), C(json), C(table)), C(stream_equals_unary), C(multi_turn) (C(turns), in
+        C(language) C(en) or C(zh)), C(tool_loop) (C(rounds)), C(json_schema), C(stop), C(max_tokens), C(reasoning) and C(errors)
+        (C(skip) leaves out C(unknown_model), C(bad_json), C(bad_key) or C(too_long)). At least one C(exact) or C(nonce_recall) is
+        demanded.
+      - Only when all of these are right, it goes on with C(speed), C(prefix_cache), C(cache_hit) (C(tokens), C(times)), C(long_context)
+        (C(tokens) by the engine's own count, codes at C(depths) from 0 to 1), C(cancel) (C(streams), C(release_s)) and C(concurrency)
+        (C(streams), as many as the engine runs at a time, for C(seconds)), after which the questions are asked once more.
+        C(cache_hit) and C(long_context) may wait C(timeout_s) for a first token, whatever O(timeouts) says.
+      - C(counters) reads what the engine counted meanwhile, answers of NaN logits and accepted drafts (C(acceptance_min),
+        C(speculative) if there must be drafts); C(agreement) compares the exact answers of all endpoints (C(least), the share that must
+        be equal). C(models), C(speed) and C(card_use) are always made.
       - C(prefix_cache) asks the same long prompt three times and wants the first token C(factor) (default 2) times sooner once the
         prompt's beginning is cached. It applies to endpoints with cards only; behind a gateway several caches may answer.
     type: dict
@@ -213,9 +254,9 @@ from ansible_collections.ironserve.llm.plugins.module_utils._verify import (
 )
 
 
-def endpoint_of(item: dict) -> Endpoint:
+def endpoint_of(item: dict, tools: dict) -> Endpoint:
     """Make an Endpoint from one entry of the option."""
-    return Endpoint(item["name"], item["url"], item["api_key_file"], item["container"], tuple(item["cards"]), item["platform"])
+    return Endpoint(item["name"], item["url"], item["api_key_file"], item["container"], tuple(item["cards"]), item["platform"], tools)
 
 
 def main() -> None:
@@ -233,6 +274,18 @@ def main() -> None:
                     "container": {"type": "str", "default": ""},
                     "cards": {"type": "list", "elements": "str", "default": []},
                     "platform": {"type": "str", "default": ""},
+                },
+            },
+            "card_tools": {
+                "type": "dict",
+                "default": {},
+                "options": {
+                    "probe": {"type": "str", "default": ""},
+                    "tools": {"type": "dict", "default": {}},
+                    "environment": {"type": "dict", "default": {}},
+                    "timeout_s": {"type": "float", "default": 30},
+                    "root": {"type": "path", "default": "/"},
+                    "sysfs": {"type": "path", "default": ""},
                 },
             },
             "model": {"type": "str", "required": True},
@@ -270,7 +323,7 @@ def main() -> None:
             if seconds <= 0:
                 raise LLMError("timeouts.{0} must be above 0 s, not {1:g}".format(name, seconds))
         proofs = prove_all(
-            [endpoint_of(item) for item in options["endpoints"]],
+            [endpoint_of(item, options["card_tools"]) for item in options["endpoints"]],
             options["model"],
             read_acceptance(options["acceptance"]),
             Limits(**options["timeouts"]),
