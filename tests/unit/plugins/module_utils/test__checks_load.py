@@ -155,3 +155,12 @@ def test_the_engines_counters(before, after, item, trouble, sign):
     assert found.trouble.startswith(trouble) if trouble else not found.trouble
     assert not trouble or found.sign == sign
     assert (found.status == "not_applicable") == (not after)
+
+
+def test_a_context_that_is_known_to_be_shorter_is_no_failure_and_is_said():
+    prover = Prover(finds, context=32768)
+    found = _checks_load.long_context(prover, {"tokens": 40000})
+    assert (found.status, prover.asked) == ("not_applicable", [])
+    assert found.good == "the engine runs with a context of 32768 tokens, 40000 are asked for here"
+    assert _checks_load.long_context(Prover(finds, context=40000), {"tokens": 40000}).figure >= 40000
+
