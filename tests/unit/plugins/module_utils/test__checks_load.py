@@ -162,5 +162,4 @@ def test_a_context_that_is_known_to_be_shorter_is_no_failure_and_is_said():
     found = _checks_load.long_context(prover, {"tokens": 40000})
     assert (found.status, prover.asked) == ("not_applicable", [])
     assert found.good == "the engine runs with a context of 32768 tokens, 40000 are asked for here"
-    assert _checks_load.long_context(Prover(finds, context=40000), {"tokens": 40000}).figure >= 40000
-
+    assert _checks_load.long_context(Prover(finds, context=44000), {"tokens": 40000}).figure >= 40000
