@@ -233,6 +233,48 @@ options:
         description: What the platform says to its probe.
         type: dict
         default: {}
+  clients:
+    description:
+      - Load clients of others that are run after our own and whose figures stand beside ours, in rows of C(runs) with their name as C(tool).
+      - Where a word means something else there it gets our word for what it is, see docs/benchmark-result.md.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      tool:
+        description:
+          - V(vllm) runs C(vllm bench serve) in a container of O(clients.image), V(guidellm) and V(evalscope) run where they are installed on the host.
+        type: str
+        choices: [vllm, guidellm, evalscope]
+        required: true
+      endpoint:
+        description: Name of the endpoint.
+        type: str
+        required: true
+      image:
+        description: Engine image that has C(vllm bench serve).
+        type: str
+        default: ""
+      weights:
+        description: Folder on the host with the model's tokenizer, for V(vllm).
+        type: str
+        default: ""
+      requests:
+        description: Requests of the run.
+        type: int
+        default: 1000
+      rate:
+        description: Requests a second on average (Poisson); V(0) for a closed load.
+        type: float
+        default: 0
+      concurrency:
+        description: At most so many at a time; V(0) for no limit.
+        type: int
+        default: 0
+      timeout_s:
+        description: Seconds until it must be over.
+        type: float
+        default: 3600
   detail:
     description: Whether the result has a row for every request and every second.
     type: bool
@@ -381,13 +423,14 @@ cards:
 import json
 import os
 import tempfile
+import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _card_watch, _prompts
+from ansible_collections.ironserve.llm.plugins.module_utils import _card_watch, _http, _load_tools, _prompts
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
-from ansible_collections.ironserve.llm.plugins.module_utils._load import VERSION, Bench, Endpoint, Protocol
+from ansible_collections.ironserve.llm.plugins.module_utils._load import VERSION, Bench, Endpoint, Protocol, summary
 from ansible_collections.ironserve.llm.plugins.module_utils._stream import Limits
 from ansible_collections.ironserve.llm.plugins.module_utils._vendor import Vendor
 
@@ -425,6 +468,49 @@ def protocol_of(options: dict[str, Any], texts: list[str]) -> Protocol:
         input_tokens=prompts["input_tokens"],
         **{name: options[name] for name in same + more},
     )
+
+
+def dataset_of(prompts: dict[str, Any]) -> str:
+    """The conversations of the options as a file in the format of ShareGPT; empty without any."""
+    if prompts["kind"] != "sharegpt":
+        return ""
+    return (
+        _prompts.read_file(prompts["path"], "prompts.path") if prompts["path"] else json.dumps(prompts["conversations"], ensure_ascii=False)
+    )
+
+
+def jobs_of(options: dict[str, Any], endpoints: list[Endpoint]) -> list[tuple[_load_tools.Job, Endpoint]]:
+    """What other clients are to do, and to whom. Raises LLMError before anything is measured."""
+    known = {endpoint.name: endpoint for endpoint in endpoints}
+    out = []
+    for item in options["clients"]:
+        if item["endpoint"] not in known:
+            raise LLMError("clients: no endpoint is named {0!r}; known: {1}".format(item["endpoint"], ", ".join(known)))
+        endpoint = known[item["endpoint"]]
+        same = {name: item[name] for name in ("tool", "image", "weights", "requests", "rate", "concurrency", "timeout_s")}
+        job = _load_tools.Job(
+            url=endpoint.url,
+            model=options["model"],
+            dataset=dataset_of(options["prompts"]) if item["tool"] == _load_tools.VLLM else "",
+            input_tokens=options["prompts"]["input_tokens"],
+            output_tokens=options["output_tokens"],
+            seed=options["seed"],
+            **same,
+        )
+        job.check()
+        out.append((job, endpoint))
+    return out
+
+
+def run_others(module: AnsibleModule, jobs: list[tuple[_load_tools.Job, Endpoint]]) -> list[dict[str, Any]]:
+    """Rows of what other clients measured."""
+    rows = []
+    for job, endpoint in jobs:
+        started = time.time()
+        with tempfile.TemporaryDirectory(dir=module.tmpdir) as folder:
+            found = _load_tools.run(job, _http.read_key(endpoint.api_key_file), folder)
+        rows.append(_load_tools.row(job, endpoint.name, found, started))
+    return rows
 
 
 def write(module: AnsibleModule, path: str, result: dict[str, Any]) -> None:
@@ -507,6 +593,21 @@ def main() -> None:
                     "options": {"type": "dict", "default": {}},
                 },
             },
+            "clients": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "tool": {"type": "str", "choices": ["vllm", "guidellm", "evalscope"], "required": True},
+                    "endpoint": {"type": "str", "required": True},
+                    "image": {"type": "str", "default": ""},
+                    "weights": {"type": "str", "default": ""},
+                    "requests": {"type": "int", "default": 1000},
+                    "rate": {"type": "float", "default": 0},
+                    "concurrency": {"type": "int", "default": 0},
+                    "timeout_s": {"type": "float", "default": 3600},
+                },
+            },
             "detail": {"type": "bool", "default": True},
             "path": {"type": "path"},
             "fail_on_refusal": {"type": "bool", "default": True},
@@ -529,9 +630,14 @@ def main() -> None:
         texts, skipped = texts_of(options["prompts"])
         endpoints = [Endpoint(**dict(item, cards=tuple(item["cards"]))) for item in options["endpoints"]]
         bench = Bench(protocol_of(options, texts), endpoints, Limits(**options["timeouts"]), watch)
+        jobs = jobs_of(options, endpoints)
         if module.check_mode:
             module.exit_json(changed=False, ok=False, version=VERSION, runs=[], msg="check mode: no load was sent, nothing was measured")
         result = bench.run()
+        if jobs:
+            result["runs"] += run_others(module, jobs)
+            result["ok"] = all(run["publishable"] for run in result["runs"])
+            result["summary"] = summary(result["runs"], endpoints, options["saturation_gain_pct"])
         if skipped:
             module.warn("{0} conversations have no question with an answer and were left out".format(skipped))
         if not options["detail"]:

@@ -1,0 +1,306 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Load clients of others: how each is called, and what its result means in the words of ours. Private to the collection.
+
+Their figures stand beside ours and are not mixed with them. Where a word means something else there, it gets our word for what it is:
+
+- vLLM's and sglang's ITL is the gap between chunks: ``gap_ms``.
+- guidellm's "inter token latency" is what vLLM and we call ``tpot_ms``; its "time per output token" has the first token in it and is left out.
+- evalscope tells averages only, and its end is moved by the usage event: no ``tpot_ms`` of it is taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, Callable
+
+from ansible_collections.ironserve.llm.plugins.module_utils import _run
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, UnknownOutput
+
+VLLM = "vllm"
+GUIDELLM = "guidellm"
+EVALSCOPE = "evalscope"
+TOOLS = (VLLM, GUIDELLM, EVALSCOPE)
+
+#: Reads the key and the data set from standard input, so that neither stands in a list of processes or on a disk; the tool's own words go to
+#: standard error, and its result is all there is on standard output.
+#: A container would outlive whoever started it, so its end is told to what runs in it.
+_IN_IMAGE = (
+    'read -r OPENAI_API_KEY; if [ -n "$OPENAI_API_KEY" ]; then export OPENAI_API_KEY; fi; '
+    'cat > /tmp/dataset.json && timeout "$SECONDS_LEFT" "$@" >&2 && cat /tmp/result.json'
+)
+_BESIDE = (
+    'read -r OPENAI_API_KEY; if [ -n "$OPENAI_API_KEY" ]; then export OPENAI_API_KEY; fi; timeout "$SECONDS_LEFT" "$@" >&2 && cat "$0"'
+)
+
+_STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run of another client.
+
+    Attributes:
+        tool: one of TOOLS.
+        url: address of the endpoint without a path, as this host reaches it.
+        model: served name.
+        image, weights: vllm only: the engine image it is in, and the folder on this host with the tokenizer.
+        dataset: text of a file in the format of ShareGPT; empty lets the tool make prompts up. vllm only.
+        requests, input_tokens, output_tokens, seed: as in our own protocol; with a data set lengths are its own.
+        concurrency: at a time; 0 for no limit.
+        rate: requests a second on average; 0 for as fast as may be.
+        timeout_s: until it must be over.
+    """
+
+    tool: str
+    url: str
+    model: str
+    image: str = ""
+    weights: str = ""
+    dataset: str = ""
+    requests: int = 1000
+    input_tokens: int = 512
+    output_tokens: int = 128
+    seed: int = 0
+    concurrency: int = 0
+    rate: float = 0.0
+    timeout_s: float = 3600.0
+
+    def check(self) -> None:
+        """Raises LLMError that names what is missing."""
+        if self.tool not in TOOLS:
+            raise LLMError("unknown load client {0!r}; known: {1}".format(self.tool, ", ".join(TOOLS)))
+        if self.tool == VLLM and not (self.image and self.weights):
+            raise LLMError("vllm bench serve needs image (an engine image that has it) and weights (the folder with the tokenizer)")
+        if self.tool != VLLM and self.dataset:
+            raise LLMError("{0} is given no data set here; leave it out".format(self.tool))
+        if self.tool != VLLM and not self.concurrency and not self.rate:
+            raise LLMError("{0} needs concurrency or rate".format(self.tool))
+        if self.requests < 1 or self.timeout_s <= 0 or self.concurrency < 0 or self.rate < 0:
+            raise LLMError("requests, timeout_s, concurrency and rate of {0} cannot be below nothing".format(self.tool))
+
+
+def vllm_arguments(job: Job) -> list[str]:
+    """The command line of ``vllm bench serve`` inside its image."""
+    out = ["vllm", "bench", "serve", "--backend", "openai-chat", "--base-url", job.url, "--endpoint", "/v1/chat/completions"]
+    out += ["--model", job.model, "--tokenizer", "/models", "--seed", str(job.seed), "--num-prompts", str(job.requests)]
+    if job.dataset:
+        out += ["--dataset-name", "sharegpt", "--dataset-path", "/tmp/dataset.json"]
+    else:
+        out += ["--dataset-name", "random", "--random-input-len", str(job.input_tokens), "--random-output-len", str(job.output_tokens)]
+        out += ["--ignore-eos"]
+    if job.rate:
+        out += ["--request-rate", "{0:g}".format(job.rate)]
+    if job.concurrency:
+        out += ["--max-concurrency", str(job.concurrency)]
+    out += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "90,95,99"]
+    return out + ["--disable-tqdm", "--save-result", "--result-dir", "/tmp", "--result-filename", "result.json"]
+
+
+def _bounded(script: str, job: Job) -> str:
+    return script.replace('"$SECONDS_LEFT"', "{0:g}".format(job.timeout_s))
+
+
+def command(job: Job, folder: str) -> list[str]:
+    """The whole command. Standard input is the key's line (maybe empty) and the data set; standard output is the result file.
+
+    ``folder`` is an empty directory of this host, for tools that run beside and not in an image.
+    """
+    if job.tool == VLLM:
+        run = ["docker", "run", "--rm", "--interactive", "--network=host", "--volume={0}:/models:ro".format(job.weights)]
+        run += ["--env=HF_HUB_OFFLINE=1", "--env=HOME=/tmp", "--entrypoint=sh", job.image, "-c", _bounded(_IN_IMAGE, job), "sh"]
+        return run + vllm_arguments(job)
+    if job.tool == GUIDELLM:
+        path = folder + "/benchmarks.json"
+        arguments = ["guidellm", "benchmark", "run", "--target", job.url, "--model", job.model]
+        arguments += ["--data", "prompt_tokens={0},output_tokens={1}".format(job.input_tokens, job.output_tokens)]
+        kind, rate = ("poisson", "{0:g}".format(job.rate)) if job.rate else ("concurrent", str(job.concurrency))
+        arguments += ["--rate-type", kind, "--rate", rate, "--max-requests", str(job.requests), "--output-path", path]
+        return ["sh", "-c", _bounded(_BESIDE, job), path] + arguments
+    path = folder + "/benchmark_summary.json"
+    arguments = ["evalscope", "perf", "--url", job.url + "/v1/chat/completions", "--api", "openai", "--model", job.model, "--stream"]
+    arguments += ["--dataset", "openqa", "--number", str(job.requests), "--max-tokens", str(job.output_tokens), "--seed", str(job.seed)]
+    if job.concurrency:
+        arguments += ["--parallel", str(job.concurrency)]
+    if job.rate:
+        arguments += ["--rate", "{0:g}".format(job.rate)]
+    arguments += ["--outputs-dir", folder]
+    # It makes folders of its own below; there is one result in an empty one.
+    find = 'found="$(find "{0}" -name benchmark_summary.json)" && [ -n "$found" ] && cat "$found"'.format(folder)
+    return ["sh", "-c", _bounded(_BESIDE, job).replace('cat "$0"', find), path] + arguments
+
+
+def _object(text: str, tool: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        raise UnknownOutput("the result of {0} is no JSON object: {1!r}".format(tool, text.strip()[:200]))
+    return data
+
+
+def _figure(data: dict[str, Any], key: str, tool: str) -> float:
+    value = data.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        raise UnknownOutput("the result of {0} has no figure {1}: {2!r}".format(tool, key, value))
+    return value
+
+
+def parse_vllm(text: str) -> dict[str, Any]:
+    """Read a result file of ``vllm bench serve``. Returns ``completed``, ``failed``, ``duration_s``, ``figures``, ``notes``.
+
+    Files of versions that do not count failures have them as the difference to the prompts. Raises UnknownOutput that names the figure that
+    is missing.
+    """
+    data = _object(text, VLLM)
+    completed = int(_figure(data, "completed", VLLM))
+    wanted = int(_figure(data, "num_prompts", VLLM))
+    failed = int(_figure(data, "failed", VLLM)) if "failed" in data else wanted - completed
+    figures = {}
+    for key in ("request_throughput", "output_throughput", "total_token_throughput", "total_input_tokens", "total_output_tokens"):
+        figures[key] = _figure(data, key, VLLM)
+    goodput = data.get("request_goodput")
+    figures["request_goodput"] = goodput if isinstance(goodput, (int, float)) else None
+    for theirs, ours in (("ttft", "ttft_ms"), ("tpot", "tpot_ms"), ("itl", "gap_ms"), ("e2el", "e2el_ms")):
+        for prefix in _STATISTICS:
+            key = "{0}_{1}_ms".format(prefix, theirs)
+            if prefix.startswith("p") and key not in data:
+                figures[prefix + "_" + ours] = None
+                continue
+            figures[prefix + "_" + ours] = _figure(data, key, VLLM)
+    if "max_concurrent_requests" in data:
+        figures["max_concurrent_requests"] = _figure(data, "max_concurrent_requests", VLLM)
+    notes = ["its first request was sent before the run and measured again in it"]
+    if "spec_decode_acceptance_rate" in data:
+        notes.append("{0:.1f} % of the drafted tokens were accepted".format(_figure(data, "spec_decode_acceptance_rate", VLLM)))
+    return {"completed": completed, "failed": failed, "duration_s": _figure(data, "duration", VLLM), "figures": figures, "notes": notes}
+
+
+def _guide(metrics: dict[str, Any], name: str, needed: bool = True) -> dict[str, Any]:
+    block = metrics.get(name)
+    found = block.get("successful") if isinstance(block, dict) else None
+    if not isinstance(found, dict):
+        if needed:
+            raise UnknownOutput("the result of guidellm has no metric {0}".format(name))
+        return {}
+    return found
+
+
+def parse_guidellm(text: str) -> dict[str, Any]:
+    """Read the JSON of ``guidellm benchmark`` with one benchmark in it; returns the same as ``parse_vllm``."""
+    data = _object(text, GUIDELLM)
+    found = data.get("benchmarks")
+    if not isinstance(found, list) or len(found) != 1 or not isinstance(found[0], dict):
+        raise UnknownOutput("the result of guidellm does not hold one benchmark")
+    metrics = found[0].get("metrics")
+    if not isinstance(metrics, dict):
+        raise UnknownOutput("the result of guidellm has no metrics")
+    figures = {}
+    families = (
+        ("time_to_first_token_ms", "ttft_ms", 1.0),
+        ("inter_token_latency_ms", "tpot_ms", 1.0),
+        ("request_latency", "e2el_ms", 1000.0),
+    )
+    for theirs, ours, factor in families:
+        block = _guide(metrics, theirs)
+        shares = block.get("percentiles")
+        if not isinstance(shares, dict):
+            raise UnknownOutput("the result of guidellm has no percentiles of {0}".format(theirs))
+        for prefix, source, key in (
+            ("mean", block, "mean"),
+            ("median", block, "median"),
+            ("std", block, "std_dev"),
+            ("p90", shares, "p90"),
+            ("p95", shares, "p95"),
+            ("p99", shares, "p99"),
+        ):
+            figures[prefix + "_" + ours] = _figure(source, key, GUIDELLM) * factor
+    for theirs, ours in (
+        ("requests_per_second", "request_throughput"),
+        ("output_tokens_per_second", "output_throughput"),
+        ("tokens_per_second", "total_token_throughput"),
+    ):
+        figures[ours] = _figure(_guide(metrics, theirs), "mean", GUIDELLM)
+    for theirs, ours in (("prompt_token_count", "total_input_tokens"), ("output_token_count", "total_output_tokens")):
+        block = _guide(metrics, theirs, False)
+        figures[ours] = block.get("total_sum")
+    totals = metrics.get("request_totals")
+    if not isinstance(totals, dict):
+        raise UnknownOutput("the result of guidellm has no request_totals")
+    completed = int(_figure(totals, "successful", GUIDELLM))
+    failed = int(_figure(totals, "errored", GUIDELLM)) + int(_figure(totals, "incomplete", GUIDELLM))
+    return {
+        "completed": completed,
+        "failed": failed,
+        "duration_s": _figure(found[0], "duration", GUIDELLM),
+        "figures": figures,
+        "notes": ["its throughput is a mean over time, not tokens over duration"],
+    }
+
+
+def parse_evalscope(text: str) -> dict[str, Any]:
+    """Read ``benchmark_summary.json`` of ``evalscope perf``; returns the same as ``parse_vllm``."""
+    data = _object(text, EVALSCOPE)
+    figures = {
+        "request_throughput": _figure(data, "Request throughput (req/s)", EVALSCOPE),
+        "output_throughput": _figure(data, "Output token throughput (tok/s)", EVALSCOPE),
+        "total_token_throughput": _figure(data, "Total token throughput (tok/s)", EVALSCOPE),
+        "mean_ttft_ms": _figure(data, "Average time to first token (s)", EVALSCOPE) * 1000.0,
+        "mean_e2el_ms": _figure(data, "Average latency (s)", EVALSCOPE) * 1000.0,
+    }
+    return {
+        "completed": int(_figure(data, "Succeed requests", EVALSCOPE)),
+        "failed": int(_figure(data, "Failed requests", EVALSCOPE)),
+        "duration_s": _figure(data, "Time taken for tests (s)", EVALSCOPE),
+        "figures": figures,
+        "notes": ["averages only; its end of an answer is the usage event, so its time per token is left out"],
+    }
+
+
+PARSERS = {VLLM: parse_vllm, GUIDELLM: parse_guidellm, EVALSCOPE: parse_evalscope}
+
+
+def run(job: Job, key: str, folder: str, runner: Callable[..., Any] = _run.run) -> dict[str, Any]:
+    """Run it and read its result. Raises LLMError when the tool is not there or ended with an error."""
+    job.check()
+    if job.tool == EVALSCOPE and key:
+        raise LLMError("evalscope takes its key on the command line only, where everybody on the host can read it; measure without it")
+    done = runner(command(job, folder), job.timeout_s + 60.0, stdin=key + "\n" + job.dataset)
+    if done.rc:
+        said = [line for line in done.stderr.splitlines() if line.strip()][-3:]
+        raise LLMError("{0} ended with status {1}: {2}".format(job.tool, done.rc, " | ".join(said)[-600:].replace(key or "\0", "***")))
+    return PARSERS[job.tool](done.stdout)
+
+
+def row(job: Job, endpoint: str, found: dict[str, Any], started_unix: float) -> dict[str, Any]:
+    """A row of ``runs`` from what a tool told. Its figures are published as they are, unless requests failed."""
+    refused = []
+    if found["failed"] or not found["completed"]:
+        refused.append("{0} of {1} requests failed".format(found["failed"], found["failed"] + found["completed"]))
+    closed = not job.rate
+    return {
+        "endpoint": endpoint,
+        "tool": job.tool,
+        "load": "closed" if closed else "open",
+        # All at once is a closed loop as wide as there are requests.
+        "concurrency": (job.concurrency or job.requests) if closed else None,
+        "request_rate": None if closed else job.rate,
+        "repeat": 1,
+        "started_unix": round(started_unix, 3),
+        "duration_s": found["duration_s"],
+        "completed": found["completed"],
+        "failed": found["failed"],
+        "errors": [],
+        "publishable": not refused,
+        "refused": refused,
+        "figures": None if refused else found["figures"],
+        "cache": {"wanted": None, "cached_share": None, "verified": None},
+        "client": None,
+        "notes": found["notes"],
+        "timeline": [],
+        "requests": [],
+    }
