@@ -130,3 +130,34 @@ def test_conversations_are_asked(run_module, engine):
 def test_options_that_cannot_work_are_refused(run_module, engine, changes, said):
     result = run_module(inference_benchmark, options(engine, **changes))
     assert result["failed"] and said in result["msg"]
+
+
+def test_other_clients_stand_beside_ours(run_module, engine, tmp_path, monkeypatch):
+    """guidellm is played: it writes what it would write."""
+
+    def block(mean):
+        shares = {"p90": mean, "p95": mean, "p99": mean}
+        return {"successful": {"mean": mean, "median": mean, "std_dev": 0.0, "percentiles": shares, "total_sum": 8}}
+
+    names = (
+        "time_to_first_token_ms",
+        "inter_token_latency_ms",
+        "request_latency",
+        "requests_per_second",
+        "output_tokens_per_second",
+        "tokens_per_second",
+    )
+    metrics = dict({name: block(50.0) for name in names}, request_totals={"successful": 2, "errored": 0, "incomplete": 0})
+    (tmp_path / "made.json").write_text(json.dumps({"benchmarks": [{"duration": 1.0, "metrics": metrics}]}))
+    program = tmp_path / "guidellm"
+    program.write_text('#!/bin/sh\nfor last; do :; done\ncp {0}/made.json "$last"\n'.format(tmp_path))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    result = run_module(
+        inference_benchmark, options(engine, clients=[{"tool": "guidellm", "endpoint": "c0", "concurrency": 2, "requests": 2}])
+    )
+    assert result["ok"] and [run["tool"] for run in result["runs"]] == ["ironserve", "guidellm"]
+    assert [row["tool"] for row in result["summary"]["levels"]] == ["ironserve", "guidellm"]
+    assert result["runs"][1]["figures"]["median_tpot_ms"] == 50.0
+    wrong = [{"tool": "guidellm", "endpoint": "nobody", "concurrency": 1}]
+    assert "no endpoint is named 'nobody'" in run_module(inference_benchmark, options(engine, clients=wrong))["msg"]
