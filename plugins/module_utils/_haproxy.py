@@ -10,6 +10,7 @@ The formats are those of the management guide, chapters 9.1 (CSV) and 9.3 (Unix 
 
 from __future__ import annotations
 
+import calendar
 import csv
 import dataclasses
 import hashlib
@@ -20,8 +21,14 @@ import time
 
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, UnknownOutput, nearest
 
-#: The one backend of the gateway, as in ``haproxy.cfg.j2``.
+#: The backend of the gateway, as in ``haproxy.cfg.j2``. With several models each has its own, ``<this>.<model>``; where a function
+#: here takes a backend, it means all of these. Names of servers are unique among them.
 BACKEND = "ironserve_replicas"
+
+#: The table that remembers which replica has which prefix in its cache.
+AFFINITY_TABLE = "ironserve_affinity"
+#: Entries restored with one line on the socket, which fits HAProxy's smallest buffer.
+ENTRIES_A_LINE = 100
 
 #: Stands in the rendered file where the identity of its content goes.
 ID_PLACEHOLDER = "@CONFIG_ID@"
@@ -49,6 +56,9 @@ _OP_STATES = {0: "stopped", 1: "starting", 2: "running", 3: "stopping"}
 
 _SERVER_LINE = re.compile(r"^\s*server\s+(?P<name>\S+)\s+(?P<address>\S+):(?P<port>\d+)(?P<rest>(?:\s.*)?)$")
 _KEY_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+# What may stand in HAProxy's file, in its maps, and between separators of an entry of a key.
+_MODEL_NAME = re.compile(r"^[^\s\x00-\x1f\x7f\"'\\\\$%{}#(),;|<>\[\]`]{1,200}$")
+_MODELS_LINE = re.compile(r"^\s+# models: (?P<names>\S.*)$")
 _MAP_OF = re.compile(r"map(?:_str)?\((/[^,)]+)")
 
 #: Descriptors HAProxy needs beside two per connection: listeners, checks, pollers, the sockets between workers.
@@ -67,6 +77,7 @@ class ConfigServer:
     port: int
     maxconn: int
     disabled: bool
+    models: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """Return the line as an element of ``gateway_servers``."""
@@ -76,20 +87,32 @@ class ConfigServer:
             "port": self.port,
             "max_num_seqs": self.maxconn,
             "proven": not self.disabled,
+            "models": list(self.models),
         }
 
 
 # The file
 
 
+def belongs(name: str, backend: str) -> bool:
+    """Whether a backend of this name is ``backend``, or that of one of its models."""
+    return name == backend or name.startswith(backend + ".")
+
+
 def config_servers(text: str, backend: str = BACKEND) -> list[ConfigServer]:
     """Return the servers of ``backend`` in the order of the file; an empty list for an empty file."""
     found = []
     inside = False
+    models: tuple[str, ...] = ()
     for line in text.splitlines():
         if line[:1].strip() and not line.startswith("#"):
-            inside = line.split()[:2] == ["backend", backend]
+            words = line.split()
+            inside = words[0] == "backend" and len(words) > 1 and belongs(words[1], backend)
+            models = ()
             continue
+        said = _MODELS_LINE.match(line)
+        if inside and said is not None:
+            models = tuple(said.group("names").split())
         match = _SERVER_LINE.match(line)
         if not inside or match is None:
             continue
@@ -104,6 +127,7 @@ def config_servers(text: str, backend: str = BACKEND) -> list[ConfigServer]:
                 port=int(match.group("port")),
                 maxconn=int(maxconn),
                 disabled="disabled" in words,
+                models=models,
             )
         )
     return found
@@ -127,7 +151,8 @@ def planned_servers(outs: dict[str, object], assume_proven: bool = False) -> lis
     """Return the servers of all plans, in the order of the hosts.
 
     ``outs`` has the ``replica_out`` of each host: ``plan.replicas`` and ``proven``, the names of the replicas that
-    passed their proof. Without a list ``proven`` nothing is. With ``assume_proven`` everything is.
+    passed their proof. Without a list ``proven`` nothing is. With ``assume_proven`` everything is. ``models`` are the names
+    under which the plan serves its model, the main one first.
     """
     servers: list[dict[str, object]] = []
     owners: dict[str, str] = {}
@@ -145,9 +170,59 @@ def planned_servers(outs: dict[str, object], assume_proven: bool = False) -> lis
                     "port": int(replica["port"]),
                     "max_num_seqs": int(replica["max_num_seqs"]),
                     "proven": assume_proven or name in (proven or []),
+                    "models": list(out["plan"].get("served_names") or []),
                 }
             )
     return servers
+
+
+def model_groups(servers: list[dict[str, object]], backend: str = BACKEND) -> list[dict[str, object]]:
+    """Return ``{"model", "names", "known", "backend", "servers"}`` for each model, by name; servers in their order.
+
+    ``servers`` are elements of ``gateway_servers``; the first of a server's ``models`` is the main name of its model, the others
+    are aliases. Servers without names are one group, ``model`` "", if no server has any; beside one model they belong to it,
+    because a file from before names were kept says nothing. Beside several it is an error, as is a name of two models.
+    """
+    groups: dict[str, dict[str, object]] = {}
+    nameless = []
+    owners: dict[str, str] = {}
+    for server in servers:
+        names = [str(name) for name in server.get("models") or []]
+        if not names:
+            nameless.append(server)
+            continue
+        for name in names:
+            if not _MODEL_NAME.match(name):
+                raise LLMError(
+                    'server "{0}": the gateway cannot tell requests for the model "{1}" apart: a name has no blanks, quotes, brackets or'
+                    " any of $ % # , ; |".format(server["name"], name)
+                )
+            if owners.setdefault(name, names[0]) != names[0]:
+                raise LLMError('"{0}" is a name of both models "{1}" and "{2}"'.format(name, owners[name], names[0]))
+        group = groups.setdefault(names[0], {"model": names[0], "names": [], "backend": backend, "servers": []})
+        group["names"].extend(name for name in names if name not in group["names"])
+        group["servers"].append(server)
+    if nameless and len(groups) > 1:
+        raise LLMError(
+            "the gateway serves several models ({0}) and cannot tell which of them is on {1}: give these servers their models, or run"
+            " once without --limit".format(", ".join(sorted(groups)), ", ".join(server["name"] for server in nameless))
+        )
+    if not groups:
+        return [{"model": "", "names": [], "known": {}, "backend": backend, "servers": nameless}] if nameless else []
+    found = [groups[name] for name in sorted(groups)]
+    for group in found:
+        group["known"] = dict.fromkeys(group["names"], group["model"])
+    if len(found) == 1:
+        found[0]["servers"] = list(servers)
+        return found
+    taken: dict[str, str] = {}
+    for group in found:
+        slug = re.sub(r"[^A-Za-z0-9_-]", "_", group["model"])
+        if slug in taken or slug != group["model"]:
+            slug = "{0}-{1}".format(slug[:40], hashlib.sha256(group["model"].encode("utf-8")).hexdigest()[:6])
+        taken[slug] = group["model"]
+        group["backend"] = "{0}.{1}".format(backend, slug)
+    return found
 
 
 def with_disabled(text: str, names: dict[str, bool]) -> str:
@@ -313,8 +388,17 @@ def open_sessions(rows: list[dict[str, str]], backend: str) -> dict[str, int]:
     """Return the requests each server of ``backend`` is working on or has queued for itself, from ``show stat``."""
     found = {}
     for row in rows:
-        if row.get("pxname") == backend and row.get("svname") not in ("FRONTEND", "BACKEND"):
+        if belongs(row.get("pxname", ""), backend) and row.get("svname") not in ("FRONTEND", "BACKEND"):
             found[row["svname"]] = int(row.get("scur") or 0) + int(row.get("qcur") or 0)
+    return found
+
+
+def queued_requests(rows: list[dict[str, str]], backend: str) -> dict[str, int]:
+    """Return how many requests wait in each backend, for any server or for a certain one, from ``show stat``."""
+    found: dict[str, int] = {}
+    for row in rows:
+        if belongs(row.get("pxname", ""), backend) and row.get("svname") != "FRONTEND":
+            found[row["pxname"]] = found.get(row["pxname"], 0) + int(row.get("qcur") or 0)
     return found
 
 
@@ -347,20 +431,25 @@ def admin_state(bits: int) -> str:
 
 @dataclasses.dataclass
 class LiveServer:
-    """One server as a running HAProxy sees it. ``op`` is ``stopped``, ``starting``, ``running`` or ``stopping``."""
+    """One server as a running HAProxy sees it. ``op`` is ``stopped``, ``starting``, ``running`` or ``stopping``.
+
+    ``number`` is its id in ``backend``; both are those of the running process only.
+    """
 
     name: str
     address: str
     port: int
     admin: str
     op: str
+    backend: str = BACKEND
+    number: int = 0
 
 
 def live_servers(text: str, backend: str = BACKEND) -> dict[str, LiveServer]:
     """Return the servers of ``backend`` by name, from ``show servers state``."""
     found = {}
     for row in parse_servers_state(text):
-        if row["be_name"] != backend:
+        if not belongs(row["be_name"], backend):
             continue
         op = int(row["srv_op_state"])
         if op not in _OP_STATES:
@@ -371,7 +460,24 @@ def live_servers(text: str, backend: str = BACKEND) -> dict[str, LiveServer]:
             port=int(row["srv_port"]),
             admin=admin_state(int(row["srv_admin_state"])),
             op=_OP_STATES[op],
+            backend=row["be_name"],
+            number=int(row["srv_id"]),
         )
+    return found
+
+
+def parse_table(text: str) -> dict[str, str]:
+    """Return key to server name of the affinity table, from ``show table``; entries that have no server yet are left out."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines or not lines[0].startswith("# table: "):
+        raise UnknownOutput('haproxy answered "show table" with something unknown: {0!r}'.format(text[:80]))
+    found = {}
+    for line in lines[1:]:
+        fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        if "key" not in fields:
+            raise UnknownOutput('haproxy printed a line of "show table" without a key: {0!r}'.format(line[:80]))
+        if fields.get("server_key", "-") not in ("", "-"):
+            found[fields["key"]] = fields["server_key"]
     return found
 
 
@@ -415,10 +521,57 @@ def key_hash(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8")).hexdigest()
 
 
-def checked_keys(keys: list[dict[str, str]]) -> dict[str, str]:
-    """Return hash to name for a list of client keys, or raise an error that names the key by its name only.
+def expiry(text: str, about: str) -> int:
+    """Return the second of the epoch at which a key ends: a day (its beginning, UTC), or a time in UTC with ``Z``."""
+    for form in ("%Y-%m-%d", "%Y-%m-%dT%H:%M:%SZ"):
+        try:
+            return calendar.timegm(time.strptime(text, form))
+        except ValueError:
+            continue
+    raise LLMError('{0}: expires is a day such as 2027-01-31 or a time such as 2027-01-31T12:00:00Z (UTC), not "{1}"'.format(about, text))
 
-    Several keys may share a name: that is how a client changes its key without a gap.
+
+def key_entry(item: dict[str, object], known: dict[str, str] | None) -> str:
+    """Return what the map says about a client key: ``name``, or ``name|expires|per minute|at once|,model,model,|default``.
+
+    0 and an empty field mean no limit of its own. ``known`` has all names of all models with the main name of each; None if
+    models are not told apart, so that a limit to some of them cannot be kept.
+    """
+    about = 'client key "{0}"'.format(item["name"])
+    numbers = []
+    for field in ("requests_per_minute", "concurrent"):
+        number = int(item.get(field) or 0)
+        if number < 0:
+            raise LLMError("{0}: {1} is {2}; it must be 0 (no limit of its own) or more".format(about, field, number))
+        numbers.append(str(number))
+    scope = []
+    for name in list(item.get("models") or []) + ([item["default_model"]] if item.get("default_model") else []):
+        if known is None:
+            raise LLMError("{0}: it is limited to models, but the servers of this gateway do not say which models they have".format(about))
+        if name not in known:
+            raise LLMError('{0}: there is no model "{1}" here: {2}'.format(about, name, nearest(name, sorted(known))))
+        scope.append(known[name])
+    default = scope.pop() if item.get("default_model") else ""
+    if default and scope and default not in scope:
+        raise LLMError('{0}: default_model "{1}" is none of its models'.format(about, item["default_model"]))
+    if not default and len(set(scope)) == 1:
+        default = scope[0]
+    ends = str(expiry(str(item["expires"]), about)) if item.get("expires") else "0"
+    listed = ",{0},".format(",".join(sorted(set(scope)))) if scope else ""
+    if ends == "0" and numbers == ["0", "0"] and not listed and not default:
+        return str(item["name"])
+    return "|".join([str(item["name"]), ends, numbers[0], numbers[1], listed or "-", default or "-"])
+
+
+def entry_name(entry: str) -> str:
+    """Return whose key it is, from an entry of the map."""
+    return entry.partition("|")[0]
+
+
+def checked_keys(keys: list[dict[str, object]], known: dict[str, str] | None = None) -> dict[str, str]:
+    """Return hash to entry for a list of client keys, or raise an error that names the key by its name only.
+
+    Several keys may share a name: that is how a client changes its key without a gap. ``known`` as in ``key_entry``.
     """
     found: dict[str, str] = {}
     for position, item in enumerate(keys, 1):
@@ -434,8 +587,8 @@ def checked_keys(keys: list[dict[str, str]]) -> dict[str, str]:
             )
         digest = key_hash(key)
         if digest in found:
-            raise LLMError('client keys "{0}" and "{1}" are the same key: give each its own'.format(found[digest], name))
-        found[digest] = name
+            raise LLMError('client keys "{0}" and "{1}" are the same key: give each its own'.format(entry_name(found[digest]), name))
+        found[digest] = key_entry(item, known)
     return found
 
 
@@ -557,8 +710,33 @@ class AdminSocket:
                         found[name] = found.get(name, 0) + count
         return found
 
+    def queued(self, backend: str = BACKEND) -> dict[str, int]:
+        """Return how many requests wait in each backend that belongs to ``backend``."""
+        return queued_requests(parse_stat(self.ask("show stat")), backend)
+
+    def affinity(self) -> dict[str, str]:
+        """Return which key belongs to which server; empty for a gateway without affinity."""
+        answer = self.ask("show table {0}".format(AFFINITY_TABLE))
+        # "No such table", in the words of whatever version.
+        return parse_table(answer) if answer.strip().startswith("# table: ") else {}
+
+    def restore_affinity(self, entries: dict[str, str], servers: dict[str, LiveServer]) -> int:
+        """Give keys back to the servers they had, those that are still there; return how many were set.
+
+        A reload empties the table, and with it goes what the replicas' caches are worth. Keys that found a server since keep it.
+        """
+        present = self.affinity()
+        lines = [
+            "set table {0} key {1} data.server_id {2}".format(AFFINITY_TABLE, key, servers[name].number)
+            for key, name in entries.items()
+            if name in servers and key not in present
+        ]
+        for start in range(0, len(lines), ENTRIES_A_LINE):
+            self.order("; ".join(lines[start : start + ENTRIES_A_LINE]), "restore entries of the affinity table")
+        return len(lines)
+
     def set_state(self, backend: str, name: str, state: str) -> None:
-        """Put one server into ``ready``, ``drain`` or ``maint``."""
+        """Put one server of the backend of exactly this name into ``ready``, ``drain`` or ``maint``."""
         self.order("set server {0}/{1} state {2}".format(backend, name, state), 'put server "{0}" into {1}'.format(name, state))
 
     def map(self, path: str) -> dict[str, str]:

@@ -44,8 +44,14 @@ options:
     description: The gateway's runtime socket.
     type: path
     required: true
+  lua_path:
+    description: Where the Lua file belongs that the configuration loads. Its name changes with its content, so that no running gateway sees it change.
+    type: path
+  lua:
+    description: The text of the Lua file. Written before the configuration. Files of the same kind that nothing names any more are removed.
+    type: str
   backend:
-    description: The backend whose server states are kept.
+    description: The backend whose server states are kept. Those of its models, C(<backend>.<model>), belong to it.
     type: str
     default: ironserve_replicas
   service_manager:
@@ -97,6 +103,10 @@ validated:
     - False where nothing was to be done, and in check mode where HAProxy is not installed yet.
   returned: success
   type: bool
+affinity_restored:
+  description: How many prefixes were given back to the replica that has them in its cache, after a reload that forgot them.
+  returned: success
+  type: int
 restored:
   description: The servers that the reload put into another administrative state than they had, and which got it back.
   returned: success
@@ -140,6 +150,7 @@ class Config:
         self.previous = self.path + ".previous"
         self.text, self.identity = _haproxy.with_identity(module.params["config"])
         self.before = read(self.path)
+        self.affinity_restored = 0
         self.door = _haproxy.AdminSocket(module.params["socket"])
 
     def validate(self) -> None:
@@ -152,6 +163,11 @@ class Config:
                     with open(empty, "w", encoding="utf-8"):
                         pass
                     text = text.replace("({0})".format(path), "({0})".format(empty))
+            if self.options["lua"] is not None:
+                lua = os.path.join(room, "requests.lua")
+                with open(lua, "w", encoding="utf-8") as sink:
+                    sink.write(self.options["lua"])
+                text = text.replace(self.options["lua_path"], lua)
             checked = os.path.join(room, "haproxy.cfg")
             with open(checked, "w", encoding="utf-8") as sink:
                 sink.write(text)
@@ -164,20 +180,47 @@ class Config:
                 )
             )
 
+    @staticmethod
+    def put(path: str, text: str) -> None:
+        """Put a private file in place at once."""
+        handle, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".haproxy-")
+        with os.fdopen(handle, "w", encoding="utf-8") as sink:
+            sink.write(text)
+            sink.flush()
+            os.fsync(sink.fileno())
+        os.rename(partial, path)
+
     def write(self, text: str, keep: bool) -> None:
         """Replace the file at once; with ``keep`` the present one becomes the previous one."""
         try:
             if keep and self.before is not None:
                 shutil.copy2(self.path, self.previous)
                 os.chmod(self.previous, 0o600)
-            handle, partial = tempfile.mkstemp(dir=os.path.dirname(self.path), prefix=".haproxy-")
-            with os.fdopen(handle, "w", encoding="utf-8") as sink:
-                sink.write(text)
-                sink.flush()
-                os.fsync(sink.fileno())
-            os.rename(partial, self.path)
+            self.put(self.path, text)
         except OSError as exc:
             raise LLMError("{0} cannot be written: {1}".format(self.path, exc.strerror)) from exc
+
+    def lua_stands(self) -> bool:
+        """Whether the Lua file is as it is to be."""
+        return self.options["lua"] is None or (
+            read(self.options["lua_path"]) == self.options["lua"] and os.stat(self.options["lua_path"]).st_mode & 0o777 == 0o600
+        )
+
+    def write_lua(self) -> None:
+        """Bring the Lua file, and remove those that neither this configuration nor the one before names."""
+        path = self.options["lua_path"]
+        if self.options["lua"] is None:
+            return
+        try:
+            if not self.lua_stands():
+                self.put(path, self.options["lua"])
+            folder = os.path.dirname(path)
+            named = self.text + (self.before or "")
+            for name in os.listdir(folder):
+                if name.startswith("requests-") and name.endswith(".lua") and os.path.join(folder, name) not in named:
+                    os.unlink(os.path.join(folder, name))
+        except OSError as exc:
+            raise LLMError("{0} cannot be written: {1}".format(path, exc.strerror)) from exc
 
     def service(self, verb: str) -> None:
         """Call the service by the way this host has."""
@@ -208,18 +251,24 @@ class Config:
     def bring_up(self, verb: str, was_running: bool) -> dict[str, str]:
         """Start, reload or restart, and give servers back the state they had."""
         states = self.door.servers(self.options["backend"]) if was_running else {}
+        prefixes = self.door.affinity() if was_running else {}
         self.service(verb)
         self.wait()
-        if verb == "restart" or not was_running:
+        if not was_running:
+            return {}
+        now = self.door.servers(self.options["backend"])
+        if _haproxy.AFFINITY_TABLE in self.text:
+            self.affinity_restored = self.door.restore_affinity(prefixes, now)
+        if verb == "restart":
             return {}
         lost = _haproxy.lost_states(
             states,
-            self.door.servers(self.options["backend"]),
+            now,
             disabled(self.before, self.options["backend"]),
             disabled(self.text, self.options["backend"]),
         )
         for name, state in lost.items():
-            self.door.set_state(self.options["backend"], name, state)
+            self.door.set_state(now[name].backend, name, state)
         return lost
 
     def undo(self, fault: LLMError, verb: str) -> None:
@@ -253,13 +302,14 @@ class Config:
         elif _haproxy.loaded_identity(info) != self.identity:
             verb, action = "reload", "reloaded"
         else:
-            verb, action = "", "written" if differs or not private else "none"
+            verb, action = "", "written" if differs or not private or not self.lua_stands() else "none"
         result = {
             "changed": action != "none",
             "action": action,
             "config_id": self.identity,
             "validated": False,
             "restored": {},
+            "affinity_restored": 0,
             "diff": {
                 "before_header": self.path,
                 "after_header": self.path,
@@ -280,6 +330,7 @@ class Config:
             _haproxy.require_bindable([item for item in _haproxy.binds(self.text) if item not in bound])
         if self.module.check_mode:
             return result
+        self.write_lua()
         if differs:
             self.write(self.text, keep=True)
         elif not private:
@@ -289,6 +340,7 @@ class Config:
                 result["restored"] = self.bring_up(verb, info is not None)
             except LLMError as fault:
                 self.undo(fault, verb)
+            result["affinity_restored"] = self.affinity_restored
         return result
 
 
@@ -300,6 +352,8 @@ def main() -> None:
             "path": {"type": "path", "required": True},
             "haproxy": {"type": "path", "default": "/usr/sbin/haproxy"},
             "socket": {"type": "path", "required": True},
+            "lua_path": {"type": "path"},
+            "lua": {"type": "str"},
             "backend": {"type": "str", "default": _haproxy.BACKEND},
             "service_manager": {"type": "str", "required": True, "choices": ["systemd", "sysv", "direct"]},
             "service_name": {"type": "str", "default": "ironserve-gateway"},
@@ -307,6 +361,7 @@ def main() -> None:
             "restart": {"type": "bool", "default": False},
             "wait_s": {"type": "float", "default": 15},
         },
+        required_together=[["lua", "lua_path"]],
         supports_check_mode=True,
     )
     try:

@@ -40,7 +40,7 @@ options:
     type: path
     required: true
   backend:
-    description: The backend of the configuration file that holds the replicas.
+    description: The backend of the configuration file that holds the replicas. Those of its models, C(<backend>.<model>), belong to it.
     type: str
     default: ironserve_replicas
   hosts:
@@ -86,6 +86,10 @@ prometheus:
   description: Whether this HAProxy has the Prometheus exporter built in. True when it is not installed yet.
   returned: always
   type: bool
+lua:
+  description: Whether this HAProxy has Lua built in. True when it is not installed yet.
+  returned: always
+  type: bool
 running:
   description: Whether the gateway answers on its socket.
   returned: always
@@ -109,6 +113,11 @@ down:
   returned: always
   type: list
   elements: str
+queued:
+  description: How many requests wait for a free place, for each backend of the running gateway. Empty when it does not run.
+  returned: always
+  type: dict
+  sample: {"ironserve_replicas": 3}
 kept:
   description: Those of RV(servers) that belong to one of O(absent_hosts).
   returned: always
@@ -189,7 +198,7 @@ def nofile(manager: str, pids: list[int]) -> int:
 def look(module: AnsibleModule) -> dict[str, object]:
     """Collect the facts."""
     options = module.params
-    version, prometheus = "", True
+    version, prometheus, lua = "", True, True
     installed = os.access(options["haproxy"], os.X_OK)
     if installed:
         _status, out, err = module.run_command([options["haproxy"], "-vv"], check_rc=True)
@@ -198,6 +207,7 @@ def look(module: AnsibleModule) -> dict[str, object]:
             raise UnknownOutput('{0} -vv says nothing about its version, but: "{1}"'.format(options["haproxy"], (out + err)[:80]))
         version = match.group(1)
         prometheus = "prometheus-exporter" in out
+        lua = "Built with Lua" in out
     present = _haproxy.config_servers(read(options["config"]), options["backend"])
     kept = _haproxy.kept_servers(present, options["hosts"], options["absent_hosts"])
     manager = service_manager()
@@ -205,14 +215,17 @@ def look(module: AnsibleModule) -> dict[str, object]:
     servers = len(kept) + options["new_servers"]
     maxconn = _haproxy.maxconn_for(nofile(manager, pids), servers, options["maxconn_ceiling"])
     running = _haproxy.running(options["socket"]) is not None
-    live = _haproxy.AdminSocket(options["socket"]).servers(options["backend"]) if running else {}
+    door = _haproxy.AdminSocket(options["socket"])
+    live = door.servers(options["backend"]) if running else {}
     return {
         "installed": installed,
         "version": version,
         "prometheus": prometheus,
+        "lua": lua,
         "running": running,
         "states": {name: server.admin for name, server in live.items()},
         "down": sorted(name for name, server in live.items() if server.admin == _haproxy.READY and server.op in ("stopped", "stopping")),
+        "queued": door.queued(options["backend"]) if running else {},
         "pids": pids,
         "servers": [server.as_dict() for server in present],
         "kept": [server.as_dict() for server in kept],

@@ -39,6 +39,29 @@ options:
         description: The key, at least 16 printable characters without blanks.
         type: str
         required: true
+      models:
+        description: The models that the key may use, by any of their names. Empty for all.
+        type: list
+        elements: str
+        default: []
+      default_model:
+        description:
+          - The model of requests that name none, or whose body is so long before the name that the gateway cannot read it.
+          - Not needed with one element in O(client_keys[].models), or where there is one model only.
+        type: str
+        default: ""
+      expires:
+        description: When the key ends, as a day (V(2027-01-31), its beginning in UTC) or a time (V(2027-01-31T12:00:00Z)). Empty for never.
+        type: str
+        default: ""
+      requests_per_minute:
+        description: Requests per minute, of all keys with this name together. V(0) for the gateway's own limit.
+        type: int
+        default: 0
+      concurrent:
+        description: Requests at a time, of all keys with this name together. V(0) for the gateway's own limit.
+        type: int
+        default: 0
   default_key_file:
     description: Where the key is kept that is made when O(client_keys) is empty. Left alone when there are others.
     type: path
@@ -55,6 +78,12 @@ options:
     description: The map with the engine key.
     type: path
     required: true
+  models:
+    description:
+      - All names of all models behind the gateway, with the main name of each.
+      - Empty where the servers do not say which models they have. Then no key can be limited to some.
+    type: dict
+    default: {}
   socket:
     description: The gateway's runtime socket. Without a gateway behind it only the files are written.
     type: path
@@ -85,6 +114,11 @@ added:
   elements: str
 removed:
   description: The names of the keys that the gateway refuses from now on.
+  returned: success
+  type: list
+  elements: str
+limits_changed:
+  description: The names of the keys whose models, end or limits are others than before.
   returned: success
   type: list
   elements: str
@@ -166,7 +200,7 @@ class Keys:
         self.changed = False
 
     def wanted_clients(self) -> dict[str, str]:
-        """Return hash to name; makes the host's own key, which acceptance asks with, when it is missing."""
+        """Return hash to entry; makes the host's own key, which acceptance asks with, when it is missing."""
         path = self.options["default_key_file"]
         text = read(path)
         if text is None:
@@ -178,7 +212,8 @@ class Keys:
             self.changed = True
             if not self.check:
                 os.chmod(path, 0o600)
-        return _haproxy.checked_keys(list(self.options["client_keys"]) + [{"name": "default", "key": one_key(path, text)}])
+        clients = list(self.options["client_keys"]) + [{"name": "default", "key": one_key(path, text)}]
+        return _haproxy.checked_keys(clients, self.options["models"] or None)
 
     def wanted_engine(self) -> dict[str, str]:
         """Return the entry with the engine key; empty for engines without one."""
@@ -240,9 +275,12 @@ class Keys:
         mark = " (changed)\n" if changed_engine and old_engine else "\n"
         return {
             "changed": self.changed,
-            "added": sorted(clients[key] for key in clients if key not in old_clients),
-            "removed": sorted(old_clients[key] for key in old_clients if key not in clients),
-            "names": sorted(set(clients.values())),
+            "added": sorted(_haproxy.entry_name(clients[key]) for key in clients if key not in old_clients),
+            "removed": sorted(_haproxy.entry_name(old_clients[key]) for key in old_clients if key not in clients),
+            "limits_changed": sorted(
+                {_haproxy.entry_name(clients[key]) for key in clients if key in old_clients and old_clients[key] != clients[key]}
+            ),
+            "names": sorted({_haproxy.entry_name(entry) for entry in clients.values()}),
             "engine_key_changed": changed_engine,
             "live": live,
             "client_key_file": self.options["default_key_file"],
@@ -267,12 +305,18 @@ def main() -> None:
                 "options": {
                     "name": {"type": "str", "required": True},
                     "key": {"type": "str", "required": True, "no_log": True},
+                    "models": {"type": "list", "elements": "str", "default": []},
+                    "default_model": {"type": "str", "default": ""},
+                    "expires": {"type": "str", "default": ""},
+                    "requests_per_minute": {"type": "int", "default": 0},
+                    "concurrent": {"type": "int", "default": 0},
                 },
             },
             "default_key_file": {"type": "path", "required": True, "no_log": False},
             "engine_key_file": {"type": "str", "default": "", "no_log": False},
             "keys_map": {"type": "path", "required": True, "no_log": False},
             "engine_map": {"type": "path", "required": True},
+            "models": {"type": "dict", "default": {}},
             "socket": {"type": "path", "required": True},
         },
         supports_check_mode=True,

@@ -11,8 +11,9 @@ short_description: Drain replicas out of the running gateway and let them back i
 version_added: "0.1.0"
 description:
   - Sets the administrative state of servers through HAProxy's runtime socket. Nothing is reloaded and no open request is cut.
-  - A drain waits for open requests at most O(wait_s) seconds, then goes on to maintenance and reports how many are still open.
-    It never waits longer.
+  - A drain is maintenance at once, in which open requests go on, and then waits for these at most O(wait_s) seconds and reports how
+    many are still open. It never waits longer. HAProxy's own drain state is not used, because a server in it goes on getting the
+    requests whose prefix it has in its cache.
 author:
   - ironserve.llm contributors (@ironserve)
 attributes:
@@ -41,7 +42,7 @@ options:
     type: path
     default: /etc/ironserve/gateway/haproxy.cfg
   backend:
-    description: The backend of the servers.
+    description: The backend of the servers. Those of its models, C(<backend>.<model>), belong to it.
     type: str
     default: ironserve_replicas
   servers:
@@ -179,13 +180,13 @@ def run(options: dict[str, object], check: bool) -> dict[str, object]:
     if not check and differing:
         mark(options["config"], {name: True for name in differing if wanted[name] != _haproxy.READY})
         for name in differing:
-            door.set_state(backend, name, wanted[name])
+            # Not "drain": a drained server goes on getting the requests whose prefix it knows, and would never be empty. Streams
+            # that are open go on in maintenance, and what was queued for it goes elsewhere.
+            door.set_state(before[name].backend, name, RESTS_IN[wanted[name]])
         mark(options["config"], {name: False for name in differing if wanted[name] == _haproxy.READY})
         draining = [name for name in differing if wanted[name] == _haproxy.DRAIN]
         if draining:
             waited = wait_until_empty(door, options, draining)
-            for name in draining:
-                door.set_state(backend, name, _haproxy.MAINT)
     sessions = door.sessions(backend, options["master_socket"] or "")
     after = door.servers(backend)
     servers = [

@@ -46,8 +46,8 @@ def dump(*servers, backend="ironserve_replicas"):
 
 def test_config_servers_are_those_of_the_backend_in_order():
     first, second = _haproxy.config_servers(CONFIG)
-    assert first.as_dict() == {"name": "node-1-c0", "address": "10.0.0.1", "port": 8001, "max_num_seqs": 4, "proven": True}
-    assert second.as_dict() == {"name": "node-c0", "address": "fd00::1", "port": 8002, "max_num_seqs": 2, "proven": False}
+    assert first.as_dict() == {"name": "node-1-c0", "address": "10.0.0.1", "port": 8001, "max_num_seqs": 4, "proven": True, "models": []}
+    assert second.as_dict() == {"name": "node-c0", "address": "fd00::1", "port": 8002, "max_num_seqs": 2, "proven": False, "models": []}
     assert _haproxy.config_servers("") == []
 
 
@@ -72,8 +72,88 @@ def test_planned_servers_are_held_back_without_proof():
     # A check run leaves an empty list: it must not show every server as held back.
     assert [s["proven"] for s in _haproxy.planned_servers({"n": dict(out, proven=[])}, assume_proven=True)] == [True, True]
     judged = _haproxy.planned_servers({"n": dict(out, proven=["n-c1"])})
-    assert judged[0] == {"name": "n-c0", "address": "10.0.0.1", "port": 8001, "max_num_seqs": 4, "proven": False}
+    assert judged[0] == {"name": "n-c0", "address": "10.0.0.1", "port": 8001, "max_num_seqs": 4, "proven": False, "models": []}
     assert judged[1]["proven"] is True
+
+
+def test_planned_servers_say_which_model_they_have():
+    replica = {"name": "n-c0", "address": "10.0.0.1", "port": 1, "max_num_seqs": 1}
+    outs = {"n": {"plan": {"replicas": [replica], "served_names": ["m", "alias"]}}}
+    assert _haproxy.planned_servers(outs)[0]["models"] == ["m", "alias"]
+
+
+def served(name, *models):
+    return {"name": name, "address": "10.0.0.1", "port": 1, "max_num_seqs": 1, "proven": True, "models": list(models)}
+
+
+def test_one_model_has_the_one_backend_and_takes_servers_that_say_nothing():
+    assert _haproxy.model_groups([]) == []
+    group = _haproxy.model_groups([served("a"), served("b")])
+    assert [(g["model"], g["names"], g["backend"], len(g["servers"])) for g in group] == [("", [], "ironserve_replicas", 2)]
+    group = _haproxy.model_groups([served("a", "m", "x"), served("b"), served("c", "m", "y")])
+    assert [(g["model"], g["names"], g["backend"]) for g in group] == [("m", ["m", "x", "y"], "ironserve_replicas")]
+    assert [server["name"] for server in group[0]["servers"]] == ["a", "b", "c"]
+    assert group[0]["known"] == {"m": "m", "x": "m", "y": "m"}
+
+
+def test_several_models_have_backends_of_their_own_whose_names_differ():
+    groups = _haproxy.model_groups([served("a", "org/m"), served("b", "org_m"), served("c", "org:m"), served("d", "org_m", "m")])
+    assert [(g["model"], [s["name"] for s in g["servers"]]) for g in groups] == [("org/m", ["a"]), ("org:m", ["c"]), ("org_m", ["b", "d"])]
+    backends = [g["backend"] for g in groups]
+    assert len(set(backends)) == 3
+    assert backends[2] == "ironserve_replicas.org_m"
+    assert all(_haproxy.belongs(name, "ironserve_replicas") for name in backends)
+    assert not _haproxy.belongs("ironserve_replicas2", "ironserve_replicas")
+
+
+@pytest.mark.parametrize(
+    ("servers", "says"),
+    [
+        ([served("a", "m", "x"), served("b", "n", "x")], '"x" is a name of both models "m" and "n"'),
+        ([served("a", "m"), served("b", "n"), served("c")], r"several models \(m, n\).* on c"),
+        ([served("a", "m 1")], 'server "a".*model "m 1"'),
+        ([served("a", "m'")], "has no blanks, quotes"),
+        ([served("a", "m,n")], "has no blanks, quotes"),
+        ([served("a", "")], "has no blanks, quotes"),
+    ],
+)
+def test_models_that_cannot_be_told_apart_are_errors(servers, says):
+    with pytest.raises(LLMError, match=says):
+        _haproxy.model_groups(servers)
+
+
+def test_servers_of_several_models_come_back_from_the_file_with_their_names():
+    text = (
+        "backend ironserve_replicas.m\n    # models: m org/m\n    server a 10.0.0.1:1 maxconn 1\n"
+        "backend ironserve_replicas.n\n    # models: n\n    server b 10.0.0.1:2 maxconn 1\n"
+        "backend ironserve_affinity\n    stick-table type string\nbackend other.m\n    # models: z\n    server z 10.0.0.1:3 maxconn 1\n"
+    )
+    found = _haproxy.config_servers(text)
+    assert [(server.name, server.models) for server in found] == [("a", ("m", "org/m")), ("b", ("n",))]
+    assert [server.name for server in _haproxy.config_servers(text, "other")] == ["z"]
+
+
+def test_the_affinity_table():
+    text = (
+        "# table: ironserve_affinity, type: string, size:102400, used:3\n"
+        "0x1: key=AA00 use=0 exp=100 shard=0 server_id=2 server_key=n-c1\n"
+        "0x2: key=BB00 use=1 exp=200 server_id=0 server_key=-\n"
+        "0x3: key=CC00 use=0 exp=300 server_id=1\n"
+    )
+    assert _haproxy.parse_table(text) == {"AA00": "n-c1"}
+    for odd in ("", "Unknown command", "# table: x\n0x1: use=1\n"):
+        with pytest.raises(UnknownOutput):
+            _haproxy.parse_table(odd)
+
+
+def test_queued_requests_count_the_backends_and_the_servers_own_queue():
+    rows = [
+        {"pxname": "ironserve_replicas.m", "svname": "a", "qcur": "2"},
+        {"pxname": "ironserve_replicas.m", "svname": "BACKEND", "qcur": "3"},
+        {"pxname": "ironserve_replicas.n", "svname": "BACKEND", "qcur": ""},
+        {"pxname": "ironserve_api", "svname": "FRONTEND", "qcur": "9"},
+    ]
+    assert _haproxy.queued_requests(rows, "ironserve_replicas") == {"ironserve_replicas.m": 5, "ironserve_replicas.n": 0}
 
 
 def test_planned_servers_refuse_two_replicas_of_one_name():
@@ -207,6 +287,44 @@ def test_keys_are_stored_as_hashes():
     assert _haproxy.parse_map_file(_haproxy.map_text(entries)) == entries
     assert "k" * 16 not in _haproxy.map_text(entries)
     assert all(len(line.split("sha256:")[1]) < 10 for line in _haproxy.masked_keys(entries).splitlines())
+
+
+KNOWN = {"alpha": "alpha", "a": "alpha", "beta": "beta"}
+
+
+@pytest.mark.parametrize(
+    ("item", "entry"),
+    [
+        ({}, "me"),
+        ({"expires": "2027-01-31"}, "me|1801353600|0|0|-|-"),
+        ({"expires": "2027-01-31T12:00:01Z", "requests_per_minute": 7}, "me|1801396801|7|0|-|-"),
+        ({"concurrent": 3}, "me|0|0|3|-|-"),
+        ({"models": ["a"]}, "me|0|0|0|,alpha,|alpha"),
+        ({"models": ["beta", "a", "alpha"]}, "me|0|0|0|,alpha,beta,|-"),
+        ({"models": ["beta", "a"], "default_model": "alpha"}, "me|0|0|0|,alpha,beta,|alpha"),
+        ({"default_model": "a"}, "me|0|0|0|-|alpha"),
+    ],
+)
+def test_a_key_with_limits_has_them_in_its_entry(item, entry):
+    found = _haproxy.checked_keys([{"name": "me", "key": "0123456789abcdef", **item}], KNOWN)
+    assert list(found.values()) == [entry]
+    assert _haproxy.entry_name(entry) == "me"
+
+
+@pytest.mark.parametrize(
+    ("item", "known", "says"),
+    [
+        ({"models": ["gamma"]}, KNOWN, 'client key "me": there is no model "gamma" here: .*Known: a, alpha, beta'),
+        ({"models": ["alpha"]}, None, "do not say which models"),
+        ({"models": ["beta"], "default_model": "a"}, KNOWN, 'default_model "a" is none of its models'),
+        ({"expires": "31.1.2027"}, KNOWN, 'expires is a day such as .* not "31.1.2027"'),
+        ({"requests_per_minute": -1}, KNOWN, "requests_per_minute is -1"),
+        ({"concurrent": -1}, KNOWN, "concurrent is -1"),
+    ],
+)
+def test_limits_that_mean_nothing_are_refused(item, known, says):
+    with pytest.raises(LLMError, match=says):
+        _haproxy.checked_keys([{"name": "me", "key": "0123456789abcdef", **item}], known)
 
 
 @pytest.mark.parametrize(
