@@ -12,7 +12,6 @@ import http.server
 import io
 import json
 import os
-import pwd
 import random
 import shutil
 import signal
@@ -194,8 +193,8 @@ class Gateway:
             "gateway_haproxy_binary": HAPROXY,
             **options,
         }
-        if "haproxy" not in {user.pw_name for user in pwd.getpwall()}:
-            # HAProxy without its package, which brings them.
+        if HAPROXY != "/usr/sbin/haproxy":
+            # Without its package, which brings them.
             self.options.update(gateway_user="", gateway_chroot_dir="")
         self.socket = str(self.home / "run/gateway.sock")
         self.config = self.home / "etc/gateway/haproxy.cfg"
@@ -317,3 +316,8 @@ class Gateway:
 
 def server(name, port, proven=True, places=2, models=()):
     return {"name": name, "address": "127.0.0.1", "port": port, "max_num_seqs": places, "proven": proven, "models": list(models)}
+
+
+def version():
+    """Return HAProxy's first line about itself."""
+    return subprocess.run([HAPROXY, "-v"], capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()[0]
