@@ -49,6 +49,7 @@ class ActionModule(ActionBase):
                 "count": {"type": "int", "default": 0},
                 "min_count": {"type": "int", "default": 1},
                 "allow_degraded": {"type": "bool", "default": False},
+                "aliases": {"type": "list", "elements": "str", "default": []},
                 "engine_version": {"type": "str", "default": ""},
                 "card_groups": {"type": "list", "elements": "list", "default": []},
             }

@@ -39,7 +39,7 @@ def spell(engine: dict[str, Any], settings: dict[str, Any], version: str = "") -
     """Turn settings into the engine's command line, in the order the engine's ``arguments`` lists them.
 
     An argument may say which versions know it (``since``, ``until`` the first that does not), how some spell it (``versions``: a list of
-    ``when`` with what differs), and which keys of a mapping no version takes (``refused_keys``: key -> why).
+    ``when`` with what differs), how many of a list it takes at ``most``, and which keys of a mapping no version takes (``refused_keys``: key -> why).
 
     A setting of None is left out. Kinds: ``positional`` (the value first of all), ``value`` (flag, value), ``list`` (flag, each
     value), ``json`` (flag, canonical JSON), ``switch`` (the word for true, the word for false if there is one).
@@ -80,6 +80,10 @@ def spell(engine: dict[str, Any], settings: dict[str, Any], version: str = "") -
                         engine["name"], version, name, why
                     )
                 )
+        if kind == "list" and len(value) > how.get("most", len(value)):
+            raise LLMError(
+                "engine '{0}' takes {1} of '{2}', found {3}".format(engine["name"], how["most"], name, ", ".join(map(str, value)))
+            )
         for key, why in how.get("refused_keys", {}).items():
             if isinstance(value, dict) and key in value:
                 raise LLMError("setting '{0}' must not have the key '{1}': {2}".format(name, key, why))

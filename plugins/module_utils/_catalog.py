@@ -160,6 +160,7 @@ PARTS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "until": str,
             "versions": list,
             "refused_keys": dict,
+            "most": int,
         },
         ("version",): {"command": list, "pattern": str},
         ("kv_cache",): {"block": int, "align": int, "page": str},

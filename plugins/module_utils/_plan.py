@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import posixpath
+import re
 from typing import Any
 
 from ansible_collections.ironserve.llm.plugins.module_utils._arguments import depends_on_version, spell
@@ -49,6 +50,8 @@ REFUSED_ENVIRONMENT = {
 }
 
 
+_SERVED = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}\Z")
+
 #: What a plan needs to know of each card.
 CARD_KEYS = ("id", "index", "health", "memory_total_mib")
 
@@ -81,6 +84,7 @@ class PlanInput:
         count: most replicas to plan; 0 means one per card group.
         min_count: fewest replicas worth serving with.
         allow_degraded: leave cards out that are not healthy, instead of stopping.
+        aliases: names beside the recipe's under which the model is served.
         engine_version: the engine's version, as it was read or stated; empty takes what the image's tag says, if that.
         card_groups: numbers of the cards that share a replica, group by group; cards in none are left alone. Empty groups them all.
     """
@@ -108,6 +112,7 @@ class PlanInput:
     count: int = 0
     min_count: int = 1
     allow_degraded: bool = False
+    aliases: list[str] = dataclasses.field(default_factory=list)
     engine_version: str = ""
     card_groups: list[list[int]] = dataclasses.field(default_factory=list)
 
@@ -333,6 +338,18 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode("utf-8")).hexdigest()
 
 
+def served_names(data: PlanInput) -> list[str]:
+    """Names under which the model is served: the recipe's, then the user's. Raises LLMError for one that no request could name."""
+    names = list(data.catalog["model"]["served_names"])
+    for alias in data.aliases:
+        if not isinstance(alias, str) or not _SERVED.match(alias):
+            raise LLMError(
+                "alias {0!r} (variable llm_aliases) is no name of a model: letters, digits and . _ : / -, up to 128 of them".format(alias)
+            )
+        names += [] if alias in names else [alias]
+    return names
+
+
 def version_of(data: PlanInput) -> str:
     """The engine's version; empty when nobody knows it."""
     return data.engine_version or image_versions({"reference": data.image})[0] or ""
@@ -349,7 +366,7 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
     words = dict(
         settings,
         model_path=posixpath.normpath(posixpath.join(WEIGHTS_TARGET, entry)),
-        served_names=data.catalog["model"]["served_names"],
+        served_names=served_names(data),
         host="0.0.0.0",
         port=engine["container_port"],
     )
@@ -526,7 +543,7 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
         "engine": catalog["engine"]["name"],
         "model": recipe["name"],
         "weights": catalog["weights"]["name"],
-        "served_names": recipe["served_names"],
+        "served_names": served_names(data),
         "image": data.image,
         "enhancements": enhancements,
         "replicas": replicas,

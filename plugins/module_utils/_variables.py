@@ -12,6 +12,7 @@ from ansible_collections.ironserve.llm.plugins.module_utils._errors import neare
 
 #: Values shared by all roles; they are read in role defaults only.
 COLLECTION_VARIABLES = (
+    "llm_aliases",
     "llm_allow_forbidden",
     "llm_config_dir",
     "llm_enhancements",

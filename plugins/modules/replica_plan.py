@@ -117,6 +117,11 @@ options:
     description: Leave out cards that are not healthy, instead of stopping.
     type: bool
     default: false
+  aliases:
+    description: Names beside the recipe's under which the model is served.
+    type: list
+    elements: str
+    default: []
   engine_version:
     description: The engine's version, by which settings are spelled and checked; empty takes what the image's tag says, if that.
     type: str

@@ -164,3 +164,9 @@ def test_every_recipe_says_only_what_its_image_knows(shipped):
                         spell(catalog["engine"], merge(catalog["settings"], extra), version)
                         seen.add((name, platform, engine))
     assert len(seen) >= 17
+
+
+def test_an_engine_that_takes_one_name(shipped):
+    assert spell(shipped["engines"]["sglang"], {"served_names": ["a"]}) == ["--served-model-name", "a"]
+    with pytest.raises(LLMError, match="engine 'sglang' takes 1 of 'served_names', found a, b"):
+        spell(shipped["engines"]["sglang"], {"served_names": ["a", "b"]})

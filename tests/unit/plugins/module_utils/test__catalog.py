@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ansible_collections.ironserve.llm.plugins.module_utils._catalog import SHAPES, check_entry, collect, merge, pick, resolve
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.module_utils._verify import read_acceptance
 
 KINDS = {"platforms": "cpu", "engines": "llama_cpp", "models": "qwen3.6-35b-a3b"}
 TREES = st.recursive(st.integers() | st.lists(st.integers()), lambda inner: st.dictionaries(st.sampled_from("abc"), inner), max_leaves=8)
@@ -231,3 +232,27 @@ def test_choosing_does_not_change_the_catalog(catalog):
     chosen["platform"]["container"]["environment"]["X"] = "1"
     chosen["settings"]["threads"] = 64
     assert catalog == before
+
+
+def test_a_large_models_recipe_is_complete(shipped):
+    """Source, format and size of all weights, what describes quantised ones, parsers, context, enhancements with their price, acceptance, sources."""
+    for name, recipe in shipped["models"].items():
+        assert read_acceptance(recipe["acceptance"]), name
+        assert recipe["config"] and recipe["memory"]["kv_bytes_per_token"], name
+        if name == "smollm2-135m":
+            continue
+        for variant, weights in recipe["weights"]["variants"].items():
+            assert {"format", "source", "entry", "size_mib"} <= set(weights), (name, variant)
+            assert {"kind", "repo", "revision"} <= set(weights["source"]), (name, variant)
+            # What is not bfloat16 says how it is quantised.
+            assert ("quantization" in weights) == (variant != "bf16"), (name, variant)
+        assert {"max_model_len", "max_num_seqs", "tool_call_parser", "enable_auto_tool_choice"} <= set(recipe["settings"]), name
+        assert {"prefix_caching", "long_context", "cudagraph"} <= set(recipe["enhancements"]), name
+        assert recipe["facts"], name
+        if "linear_num_value_heads" in recipe["config"].get("text_config", recipe["config"]):
+            assert {"mtp", "chunked_prefill"} <= set(recipe["enhancements"]), name
+            assert recipe["forbidden"][0]["enhancements"] == ["mtp", "prefix_caching"], name
+            assert {"multi_turn", "tool_loop", "exact_set", "quality"} <= {item["check"] for item in recipe["acceptance"]["checks"]}, (
+                name
+            )
+            assert all(recipe["enhancements"][item]["memory"] for item in ("mtp", "prefix_caching")), name

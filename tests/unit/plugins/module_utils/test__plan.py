@@ -682,3 +682,40 @@ def test_a_key_that_ends_the_engine_is_refused(k100):
     settings = {"speculative": {"method": "mtp", "num_speculative_tokens": 2, "threshold": 0.8}}
     with pytest.raises(LLMError, match="setting 'speculative' must not have the key 'threshold'"):
         make_plan(k100(settings=settings, enhancements={"prefix_caching": False}))
+
+
+# Several models on one fleet: each host, or group of hosts, has its own
+
+
+def test_aliases_come_after_the_recipes_names(k100):
+    plan = make_plan(k100(aliases=["chat", "qwen3.6-35b-a3b", "team/chat:v2"]))
+    assert plan["served_names"] == ["qwen3.6-35b-a3b", "chat", "team/chat:v2"]
+    command = plan["replicas"][0]["spec"]["command"]
+    start = command.index("--served-model-name")
+    assert command[start + 1 : start + 5] == ["qwen3.6-35b-a3b", "chat", "team/chat:v2", "--host"]
+    assert hashes(k100(aliases=["chat"])) != hashes(k100())
+
+
+@pytest.mark.parametrize("alias", ["", "two words", "-x", "a" * 129, 'q"', "x\n"])
+def test_an_alias_that_no_request_could_name(k100, alias):
+    with pytest.raises(LLMError, match="llm_aliases. is no name of a model"):
+        make_plan(k100(aliases=[alias]))
+
+
+def test_two_models_share_the_cards_of_a_host_without_sharing_names_ports_or_caches(k100, catalog):
+    """Each plan has its own cards; ports and names follow the cards, so neither moves when the other changes."""
+    whole = make_plan(k100())
+    one = make_plan(k100(card_groups=[[0], [1]]))
+    other = make_plan(k100(card_groups=[[2], [3]], catalog=resolve(catalog, "hygon_k100ai", "qwen2.5-0.5b"), aliases=["small"]))
+    assert [replica["port"] for plan in (one, other) for replica in plan["replicas"]] == [replica["port"] for replica in whole["replicas"]]
+    assert [replica["name"] for plan in (one, other) for replica in plan["replicas"]] == [replica["name"] for replica in whole["replicas"]]
+    assert one["replicas"] == whole["replicas"][:2]
+    assert [plan["served_names"] for plan in (one, other)] == [["qwen3.6-35b-a3b"], ["qwen2.5-0.5b", "small"]]
+    sources = [
+        mount["source"]
+        for plan in (one, other)
+        for replica in plan["replicas"]
+        for mount in replica["spec"]["mounts"]
+        if not mount["read_only"]
+    ]
+    assert len(set(sources)) == 4
