@@ -23,7 +23,7 @@ def names(animals):
 @pytest.mark.parametrize("animal", FAULTS, ids=names(FAULTS))
 def test_every_fault_gets_its_verdict_and_evidence(animal):
     shown = show(animal)
-    assert shown.right, (shown.lag_s, shown.proof.verdict, shown.proof.evidence)
+    assert shown.right, (shown.late_s, shown.proof.verdict, shown.proof.evidence)
     assert shown.proof.next_step
     assert (shown.proof.ttft_ms, shown.proof.decode_tokens_per_s, shown.proof.card_use_pct) == (None, None, None)
 
@@ -32,7 +32,7 @@ def test_every_fault_gets_its_verdict_and_evidence(animal):
 @pytest.mark.parametrize("animal", ANIMALS, ids=names(ANIMALS))
 def test_every_animal_is_told_twenty_times(animal):
     found = [show(animal) for _number in range(TIMES)]
-    wrong = [(shown.lag_s, shown.proof.verdict, shown.proof.evidence) for shown in found if not shown.right]
+    wrong = [(shown.late_s, shown.proof.verdict, shown.proof.evidence) for shown in found if not shown.right]
     assert wrong == []
 
 

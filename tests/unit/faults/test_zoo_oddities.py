@@ -14,7 +14,7 @@ from faults.zoo.proof import show
 @pytest.mark.parametrize("animal", ODDITIES, ids=[animal.name for animal in ODDITIES])
 def test_every_oddity_passes_every_check(animal):
     shown = show(animal)
-    assert shown.right, (shown.lag_s, shown.proof.evidence)
+    assert shown.right, (shown.late_s, shown.proof.evidence)
     assert shown.proof.decode_tokens_per_s > 0
     made = {(check["check"], check["id"]) for check in shown.proof.checks if check["status"] == "pass"}
     missing = [
