@@ -9,6 +9,7 @@ from __future__ import annotations
 import calendar
 import json
 import subprocess
+import sys
 import threading
 import time
 
@@ -393,6 +394,22 @@ def test_one_model_stays_simple_and_an_unknown_name_is_refused(make):
     door.request("GET", "/v1/models", headers={"Authorization": "Bearer " + gateway.key})
     assert json.loads(door.getresponse().read())["port"] == engine.port
     door.close()
+
+
+def test_the_log_says_which_key_used_which_model(make):
+    gateway = make(gateway_access_log=True)
+    engines = [make.engine(), make.engine()]
+    gateway.put([server("n-c0", engines[0].port, models=["alpha", "a"]), server("n-c1", engines[1].port, models=["beta"])])
+    gateway.keys(models=gateway.names, client_keys=[{"name": "me", "key": "key-of-a-client-0001"}])
+    wishes = [chat("x", model=name) for name in ("a", "alpha", "beta", "gamma")]
+    assert [gateway.post(wish, key="key-of-a-client-0001")[0] for wish in wishes] == [200, 200, 200, 404]
+    said = gateway.door.ask("show events ironserve_log")
+    result = subprocess.run(
+        [sys.executable, ROLE / "files/usage.py", "--json"], input=said, capture_output=True, text=True, check=True, timeout=30
+    )
+    rows = [(row["key"], row["model"], row["requests"], row["failed"]) for row in json.loads(result.stdout)]
+    assert rows == [("me", "alpha", 2, 0), ("me", "-", 1, 1), ("me", "beta", 1, 0)]
+    assert "You are helpful" not in said and "key-of-a-client-0001" not in said and "gamma" not in said
 
 
 # Limits

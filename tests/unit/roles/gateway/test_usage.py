@@ -1,0 +1,81 @@
+# Copyright: ironserve.llm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Usage by key and model, out of an access log as HAProxy writes it."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[4] / "roles/gateway/files/usage.py"
+
+
+def line(key: str, model: str, status: int = 200, first: int = 100, total: int = 1000, size: int = 50, server: str = "n-c0") -> str:
+    record = {
+        "time": "30/Nov/2026:15:39:39.741",
+        "client": "127.0.0.1",
+        "key": key,
+        "model": model,
+        "method": "POST",
+        "path": "/v1/completions",
+    }
+    record.update(status=status, server=server, queue_ms=0, first_byte_ms=first, total_ms=total, bytes=size, end="----", retries="0")
+    return json.dumps(record, separators=(",", ":"))
+
+
+def run(*lines: str, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], input="\n".join(lines) + "\n", capture_output=True, text=True, check=False, timeout=30
+    )
+
+
+LOG = (
+    line("chat", "m1", first=300, total=3000),
+    # As "show events" prints it.
+    "<134>Nov 30 15:39:39 localhost haproxy[1]: " + line("chat", "m1", first=100, total=1000),
+    line("chat", "m1", first=200, total=2000, size=500),
+    line("chat", "m2", first=100, total=400),
+    line("search", "m1", status=502, first=-1, total=20),
+    line("search", "m1", status=503, first=-1, total=20, server="<NOSRV>"),
+    "Proxy ironserve_api started.",
+    "",
+)
+
+
+def test_sums_by_key_and_model() -> None:
+    result = run(*LOG, arguments=("--json",))
+    assert result.returncode == 0
+    assert result.stderr == ""
+    assert json.loads(result.stdout) == [
+        {"key": "chat", "model": "m1", "requests": 3, "failed": 0, "refused": 0, "bytes": 600, "first_byte_s": 0.2, "all_s": 2.0},
+        {"key": "search", "model": "m1", "requests": 2, "failed": 2, "refused": 1, "bytes": 100, "first_byte_s": None, "all_s": 0.02},
+        {"key": "chat", "model": "m2", "requests": 1, "failed": 0, "refused": 0, "bytes": 50, "first_byte_s": 0.1, "all_s": 0.4},
+    ]
+
+
+def test_a_table_for_people() -> None:
+    assert run(*LOG).stdout.splitlines() == [
+        "key     model  requests  failed  refused  bytes  first byte s  all s",
+        "chat    m1            3       0        0    600          0.20   2.00",
+        "search  m1            2       2        1    100             -   0.02",
+        "chat    m2            1       0        0     50          0.10   0.40",
+    ]
+
+
+@pytest.mark.parametrize("bad", ['{"time":"30/Nov', '{"time":"x","key":"a"}', line("a", "m").replace("200", '"many"')])
+def test_a_damaged_line_is_said_and_not_guessed(bad: str) -> None:
+    result = run(LOG[0], bad)
+    assert result.stderr == "1 lines could not be read and were left out\n"
+    assert len(result.stdout.splitlines()) == 2
+
+
+def test_nothing_to_sum_up_is_no_success() -> None:
+    assert run("Proxy started.").returncode == 1
+    assert "is gateway_access_log true?" in run("").stderr
+    assert run(*LOG, arguments=("--help",)).returncode == 2
