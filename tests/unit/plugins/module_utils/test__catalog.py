@@ -252,7 +252,5 @@ def test_a_large_models_recipe_is_complete(shipped):
         if "linear_num_value_heads" in recipe["config"].get("text_config", recipe["config"]):
             assert {"mtp", "chunked_prefill"} <= set(recipe["enhancements"]), name
             assert recipe["forbidden"][0]["enhancements"] == ["mtp", "prefix_caching"], name
-            assert {"multi_turn", "tool_loop", "exact_set", "quality"} <= {item["check"] for item in recipe["acceptance"]["checks"]}, (
-                name
-            )
+            assert {"multi_turn", "tool_loop", "exact_set", "quality"} <= {item["check"] for item in recipe["acceptance"]["checks"]}, name
             assert all(recipe["enhancements"][item]["memory"] for item in ("mtp", "prefix_caching")), name
