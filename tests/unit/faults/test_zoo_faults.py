@@ -20,6 +20,7 @@ def names(animals):
     return [animal.name for animal in animals]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("animal", FAULTS, ids=names(FAULTS))
 def test_every_fault_gets_its_verdict_and_evidence(animal):
     shown = show(animal)

@@ -11,6 +11,7 @@ from faults.zoo.animals import ODDITIES
 from faults.zoo.proof import show
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("animal", ODDITIES, ids=[animal.name for animal in ODDITIES])
 def test_every_oddity_passes_every_check(animal):
     shown = show(animal)
