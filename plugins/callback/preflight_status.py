@@ -2,14 +2,14 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Ends a run of the preflight playbook with its own status: 0 ok, 1 failed, 2 could not tell."""
+"""Ends a run of the preflight or the verify playbook with its own status: 0 ok, 1 failed, 2 could not tell."""
 
 from __future__ import annotations
 
 DOCUMENTATION = """
 name: preflight_status
 type: aggregate
-short_description: End ansible-playbook with the status of the preflight
+short_description: End ansible-playbook with the status of what was looked at
 version_added: "0.1.0"
 author:
   - ironserve.llm contributors (@ironserve)
@@ -17,7 +17,10 @@ description:
   - C(ansible-playbook) ends with 2 whenever a host failed, so a failed check and one that could not tell look alike. With this callback a
     run that reports with M(ironserve.llm.preflight_report) ends with 0 when all hosts are fit, 1 when a check failed, 2 when something
     could not be told.
-  - It also ends with 2 a run of a playbook called C(preflight.yml) that made no report, such as one whose hosts matched nothing.
+  - A run of a playbook called C(verify.yml) or C(benchmark.yml) that reports with M(ironserve.llm.acceptance_report) ends in the same way, with
+    0 when all was accepted, 1 when something was refused, 2 when something could not be told. Other playbooks that write this report, such as
+    a deployment, end as Ansible does.
+  - It also ends with 2 a run of C(preflight.yml) or C(verify.yml) that made no report, such as one whose hosts matched nothing.
   - Runs that are about something else are left alone, and so is a status that says more went wrong than the report knows.
 requirements:
   - enable it with C(callbacks_enabled = ironserve.llm.preflight_status) in ansible.cfg, or in the environment variable
@@ -30,6 +33,10 @@ from typing import Any
 from ansible.plugins.callback import CallbackBase
 
 REPORT = "ironserve.llm.preflight_report"
+ACCEPTANCE = "ironserve.llm.acceptance_report"
+#: Playbooks that are about nothing but their report, and those whose acceptance decides how they end.
+LOOKING = ("preflight", "verify")
+ACCEPTING = ("verify", "benchmark")
 COULD_NOT_TELL = 2
 
 
@@ -43,24 +50,28 @@ class CallbackModule(CallbackBase):
 
     def __init__(self, display: Any = None, options: Any = None) -> None:
         super().__init__(display=display, options=options)
-        self._is_preflight = False
+        self._is_looking = False
+        self._is_accepting = False
         self._status: int | None = None
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
-        """Note whether this run is a preflight."""
-        self._is_preflight = os.path.basename(str(playbook._file_name)) in ("preflight.yml", "preflight.yaml")
+        """Note whether this run only looks."""
+        name, ending = os.path.splitext(os.path.basename(str(playbook._file_name)))
+        known = ending in (".yml", ".yaml")
+        self._is_looking, self._is_accepting = known and name in LOOKING, known and name in ACCEPTING
 
     def v2_runner_on_ok(self, result: Any) -> None:
         """Note the report's status."""
         task = getattr(result, "task", None) or result._task
-        if task.resolved_action == REPORT or task.action == REPORT:
+        names = (task.resolved_action, task.action)
+        if REPORT in names or (ACCEPTANCE in names and self._is_accepting):
             answer = getattr(result, "result", None) or result._result
             self._status = int(answer["status"])
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """End the run. What comes after the statistics is only cleaning up, which happens all the same."""
         if self._status is None:
-            if self._is_preflight:
+            if self._is_looking:
                 raise SystemExit(COULD_NOT_TELL)
             return
         if self._status:

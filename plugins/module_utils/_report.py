@@ -397,12 +397,19 @@ def build(
         "fleet": fleet,
         "unproved": unproved(fleet, results),
         "results": results,
-        "benchmark": None if discarded else benchmark or None,
+        "benchmark": None if discarded or not benchmark else _without_requests(benchmark),
         "discarded": discarded,
         "baseline": None if discarded else comparison,
     }
     report["lines"] = lines(report)
     return report
+
+
+def _without_requests(benchmark: dict) -> dict:
+    """What the report tells of a benchmark; its single requests are in its own result."""
+    kept = {key: benchmark.get(key) for key in ("version", "ok", "protocol", "endpoints", "runs", "summary", "cards")}
+    kept["runs"] = [{key: value for key, value in run.items() if key != "requests"} for run in kept["runs"]]
+    return kept
 
 
 def headline(report: dict) -> str:

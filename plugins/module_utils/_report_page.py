@@ -59,6 +59,8 @@ DARK = {
 ALONE = 3
 #: Up to so many replicas have a row each in the plots of the proof.
 ROWS = 24
+#: More endpoints than this are folded away on the screen; those that did not prove themselves are shown all the same.
+FOLDED = 40
 #: Up to so many causes are written out in a box before the rest is folded away.
 SHOWN = 6
 
@@ -66,7 +68,7 @@ _VERDICT_CLASS = {"ok": "ok", "pass": "ok", "same": "ok", "better": "ok", "warn"
 _ICONS = {
     "ok": '<circle cx="8" cy="8" r="7"/><path d="M4.6 8.3l2.3 2.4 4.5-5"/>',
     "bad": '<rect x="1" y="1" width="14" height="14" rx="2"/><path d="M5 5l6 6m0-6l-6 6"/>',
-    "unsure": '<path class="f" d="M8 .8L15.2 8 8 15.2.8 8z"/><path d="M6 6.6a2 2 0 1 1 2.7 1.9c-.5.2-.7.5-.7 1M8 11.6v.1"/>',
+    "unsure": '<path d="M8 1.2L15.3 14.4H.7z"/><path d="M8 6v3.6M8 11.9v.1"/>',
     "none": '<path d="M3 8h10"/>',
 }
 
@@ -117,7 +119,11 @@ border-bottom:1px solid var(--line)}
 .box h3{margin:0 0 4px}
 .box ul{margin:6px 0;padding-left:20px}
 .next{background:var(--panel);border-radius:5px;padding:7px 11px;margin:8px 0 0;max-width:none}
-.t,bdi,td,li,.box h3{overflow-wrap:anywhere;unicode-bidi:isolate}
+.t,bdi,td,li,.box h3{overflow-wrap:break-word;unicode-bidi:isolate}
+.box,p.t,li{overflow-wrap:anywhere}
+.any{display:block;min-width:22ch;overflow-wrap:anywhere;unicode-bidi:isolate}
+td .mono,tbody th{white-space:nowrap}tbody th{max-width:44ch;overflow-wrap:anywhere;white-space:normal;min-width:9ch}
+td .mono.any{white-space:normal}
 .wrap{overflow-x:auto;margin:10px 0}
 table{border-collapse:collapse;width:100%;font-size:14px}
 caption{text-align:left;color:var(--muted);padding:0 0 6px;font-size:13px}
@@ -331,7 +337,14 @@ def _verdicts(report: dict) -> str:
         host, replica = known[name]
         rows.append([escape(name), chip("unknown"), escape(", ".join(replica["cards"])), "not asked", "–", "–", "–", "–"])
     head = ["endpoint", "verdict", "cards", "asked at", "checks passed", "first token", "decode, one stream", "card use"]
-    return table(head, rows, numeric=(4, 5, 6, 7)) if rows else "<p>No endpoint was asked.</p>"
+    if len(rows) <= FOLDED:
+        return table(head, rows, numeric=(4, 5, 6, 7)) if rows else "<p>No endpoint was asked.</p>"
+    # Of a large fleet one wants to see those that are not like the others.
+    odd = [row for row, result in zip(rows, report["results"]) if result.get("verdict") != "ok"] + rows[len(report["results"]) :]
+    text = table(head, odd, numeric=(4, 5, 6, 7)) if odd else ""
+    return text + "<details><summary>All {0} endpoints</summary><div>{1}</div></details>".format(
+        len(rows), table(head, rows, numeric=(4, 5, 6, 7))
+    )
 
 
 def _proof_plots(report: dict) -> str:
@@ -777,7 +790,7 @@ def _matrix(report: dict) -> str:
 
 
 def _evidence(report: dict) -> str:
-    text = [_matrix(report), "<h3>What each check found</h3>"]
+    odd, alike = [], []
     for result in report["results"]:
         checks = result.get("checks") or []
         rows = []
@@ -788,12 +801,12 @@ def _evidence(report: dict) -> str:
                     escape(_report.check_name(check))
                     + (' <span class="muted">{0}</span>'.format(escape(check["language"])) if check.get("language") else ""),
                     chip(str(check.get("status") or "unknown")),
-                    '<span class="t">{0}</span>'.format(found),
+                    '<span class="any">{0}</span>'.format(found),
                     number(check.get("figure"), escape(check.get("unit") or "")),
                 ]
             )
         verdict = str(result.get("verdict") or "unknown")
-        text.append(
+        (alike if verdict == "ok" else odd).append(
             '<details{0}><summary>{1} <b><bdi>{2}</bdi></b> <span class="muted">{3} checks</span></summary><div>{4}{5}</div></details>'.format(
                 "" if verdict == "ok" else " open",
                 chip(verdict),
@@ -803,7 +816,12 @@ def _evidence(report: dict) -> str:
                 '<p class="next"><b>Next:</b> {0}</p>'.format(escape(result["next_step"])) if result.get("next_step") else "",
             )
         )
-    return "".join(text)
+    inside = "".join(odd + alike)
+    if len(alike) > FOLDED:
+        inside = "".join(odd) + "<details><summary>{0} endpoints that proved themselves</summary><div>{1}</div></details>".format(
+            len(alike), "".join(alike)
+        )
+    return _matrix(report) + "<h3>What each check found</h3>" + inside
 
 
 # ---- what ran where
@@ -867,7 +885,7 @@ def _where(report: dict) -> str:
             text.append(
                 "<details><summary>environment, {0} variables</summary><div><pre>{1}</pre></div></details>".format(len(environment), inside)
             )
-    rows = [[escape(key), '<span class="mono">{0}</span>'.format(escape(value, 1500))] for key, value in report["fingerprint"].items()]
+    rows = [[escape(key), '<span class="mono any">{0}</span>'.format(escape(value, 1500))] for key, value in report["fingerprint"].items()]
     text.append("<h3>Fingerprint <code>{0}</code></h3>".format(escape(report["fingerprint_id"])))
     text.append("<p>Figures belong to this and to nothing else: where one part differs, a baseline is no evidence.</p>")
     text.append(table(["part", "value"], rows))

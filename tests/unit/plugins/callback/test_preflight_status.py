@@ -27,6 +27,7 @@ def end(name, *results):
 
 
 REPORT = "ironserve.llm.preflight_report"
+ACCEPTANCE = "ironserve.llm.acceptance_report"
 
 
 @pytest.mark.parametrize(("status", "code"), [(0, None), (1, 1), (2, 2)])
@@ -38,6 +39,22 @@ def test_the_report_decides(status, code):
 def test_a_preflight_without_a_report_could_not_tell():
     assert end("/x/preflight.yml") == 2
     assert end("/x/preflight.yml", ("ansible.builtin.debug", {"status": 0})) == 2
+
+
+@pytest.mark.parametrize(("status", "code"), [(0, None), (1, 1), (2, 2)])
+@pytest.mark.parametrize("playbook", ["/x/verify.yml", "verify.yaml", "/x/benchmark.yml"])
+def test_an_acceptance_that_only_looks_decides_too(playbook, status, code):
+    assert end(playbook, (ACCEPTANCE, {"status": status})) == code
+
+
+def test_a_verification_without_a_report_could_not_tell():
+    assert end("/x/verify.yml") == 2
+    # What measures may report in its own way.
+    assert end("/x/benchmark.yml") is None
+
+
+def test_a_deployment_ends_as_ansible_does_whatever_its_report_says():
+    assert end("/x/site.yml", (ACCEPTANCE, {"status": 1})) is None
 
 
 def test_other_runs_are_left_alone():

@@ -231,6 +231,13 @@ def test_the_report_reads_as_its_first_version_did():
     assert report["format"] == 1 and json.loads(json.dumps(report)) == report
 
 
+def test_the_report_holds_no_single_requests():
+    data = dict(acceptance.benchmark(1, 1, levels=(1, 2)), changed=True, invocation={"x": 1})
+    data["runs"][0]["requests"] = [{"at_s": 0.0, "ok": True}]
+    kept = build(benchmark=data)["benchmark"]
+    assert "invocation" not in kept and not any("requests" in run for run in kept["runs"]) and kept["runs"][0]["completed"] == 64
+
+
 # ---- figures of a benchmark
 
 
