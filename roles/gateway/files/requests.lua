@@ -89,16 +89,19 @@ local function after(body, at)
     end
 end
 
--- Calls seen(key, place of the value) for each member of the object at `at`, until it returns true or the body is cut.
+-- Calls seen(key, place of the value) for each member of the object at `at`, until it returns true or the body is cut. Returns
+-- whether the end of the object was seen.
 local function members(body, at, seen)
     at = match(body, "^%s*{()", at)
     while at do
-        at = match(body, "^[%s,]*\"()", at)
-        local quote = at and closing(body, at)
+        local key = match(body, "^[%s,]*\"()", at)
+        if not key then return find(body, "^%s*}", at) ~= nil end
+        local quote = closing(body, key)
         local value = quote and match(body, "^%s*:%s*()", quote + 1)
-        if not value or seen(text(sub(body, at, quote - 1)), value) then return end
+        if not value or seen(text(sub(body, key, quote - 1)), value) then return false end
         at = after(body, value)
     end
+    return false
 end
 
 -- Calls seen(place of the element) for each element of the list at `at`, likewise.
@@ -179,11 +182,12 @@ local function prefix(body)
     return words or ""
 end
 
--- The model that a body asks for; "" if it names none as far as it can be read. Two are none at all: engines take the last one.
-local function model(body)
+-- The model that a body asks for; "" if it names none as far as it can be read. Two are none at all: engines take the last one. A
+-- body of `size` bytes that is all there and no whole object names none: what is wrong with it is the engine's to say.
+local function model(body, size)
     local found = ""
     local count = 0
-    members(body, 1, function(key, value)
+    local whole = members(body, 1, function(key, value)
         if key == "model" then
             count = count + 1
             local quote = byte(body, value) == QUOTE and closing(body, value + 1)
@@ -191,6 +195,7 @@ local function model(body)
         end
         return false
     end)
+    if not whole and #body >= size then return "" end
     return count > 1 and "two models" or found
 end
 
@@ -207,7 +212,7 @@ end
 
 if core then
     core.register_converters("ironserve_prefix", prefix)
-    core.register_converters("ironserve_model", model)
+    core.register_fetches("ironserve_model", function(txn) return model(txn.f:req_body(), txn.f:req_body_size()) end)
     core.register_converters("ironserve_models", models)
 else
     return { prefix = prefix, model = model, models = models }

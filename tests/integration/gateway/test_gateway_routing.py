@@ -69,6 +69,13 @@ CASES = [
     (b'{"model":7}', "", ""),
     (b'[{"model":"m"}]', "", ""),
     (b"model=m", "", ""),
+    # Malformed, not cut: the engine says what is wrong with it.
+    (b'{"model": "x", "messages": [', "", ""),
+    (b'{"model": "x", "messages": [}', "", ""),
+    (b'{"model": "x"', "", ""),
+    (b'{"model": "x"} ', "x", ""),
+    # Longer than the buffer, and named at the beginning: it is read.
+    (b'{"model": "early", "prompt": "' + b"y" * 200_000 + b'"}', "early", "y" * 1024),
     (b'{"messages":[{"role":"user","content":"cut her', "", ""),
     (b'{"messages":[{"role":"user","content":"' + b"z" * 3000, "", "z" * 1024),
 ]
@@ -82,7 +89,7 @@ def test_bodies_are_read_as_json(tmp_path, escaped):
         f"global\n    tune.bufsize 65536\n    lua-load-per-thread {ROLE}/files/requests.lua\n"
         "defaults\n    mode http\n    timeout client 10s\n    timeout connect 1s\n    timeout server 10s\n"
         f"frontend f\n    bind 127.0.0.1:{port}\n    http-request wait-for-body time 5s\n"
-        "    http-request set-var(txn.m) req.body,lua.ironserve_model,hex\n    http-request set-var(txn.p) req.body,lua.ironserve_prefix,hex\n"
+        "    http-request set-var(txn.m) lua.ironserve_model,hex\n    http-request set-var(txn.p) req.body,lua.ironserve_prefix,hex\n"
         "    http-request return status 200 content-type text/plain lf-string '%[var(txn.m)] %[var(txn.p)]'\n",
         encoding="utf-8",
     )
@@ -386,7 +393,7 @@ def test_one_model_stays_simple_and_an_unknown_name_is_refused(make):
     assert gateway.config.read_text(encoding="utf-8").count("\nbackend ") == 1
     for wish in (chat("x", model="alpha"), chat("x", model="a"), chat("x"), {}):
         assert gateway.post(wish)[0] == 200
-    assert raw_post(gateway, b"not json")[0] != 404
+    assert raw_post(gateway, b"not json")[0] == raw_post(gateway, b'{"model": "x", "messages": [')[0] == 200
     status, body, _headers = gateway.post(chat("x", model="gpt-5"))
     assert (status, body["error"]["code"]) == (404, "model_not_found")
     assert body["error"]["message"].endswith("Known: a, alpha")
