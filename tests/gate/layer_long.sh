@@ -3,6 +3,7 @@
 . "$(dirname "$0")/common.sh"
 export ANSIBLE_CONFIG=$ROOT/ansible.cfg
 "$VENV/bin/python" -m pytest -n 2 -m long tests/unit/faults
+tests/gate/browser.sh
 "$VENV/bin/python" -m pytest -m long --ignore tests/unit/faults tests/unit tests/long
 # Real engines that turn bad in a fleet that serves.
 trap 'tests/gate/play.sh playbooks/teardown.yml -i inventories/local' EXIT

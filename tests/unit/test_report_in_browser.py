@@ -20,7 +20,7 @@ from samples import acceptance, browser
 from ansible_collections.ironserve.llm.plugins.module_utils import _baseline, _report, _report_page
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(browser.find() is None, reason="no Chromium here: run tests/gate/browser.sh, or name one in IRONSERVE_CHROMIUM"),
 ]
 
