@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import socket
 import threading
 import time
@@ -22,6 +23,20 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encod
 TO_END = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
 
+def whole_request(connection):
+    """What a client sent, up to the end of its body, which may come by itself."""
+    text = b""
+    while True:
+        head, end, body = text.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)content-length: (\d+)", head)
+        if end and len(body) >= (int(length.group(1)) if length else 0):
+            return text
+        piece = connection.recv(65536)
+        if not piece:
+            return text
+        text += piece
+
+
 @contextlib.contextmanager
 def server(*script):
     """A server for one connection: bytes are sent, numbers are seconds of silence, ``wait`` holds until the end."""
@@ -33,7 +48,7 @@ def server(*script):
         with contextlib.suppress(OSError):
             connection, _address = listener.accept()
             with connection:
-                heard.append(connection.recv(65536))
+                heard.append(whole_request(connection))
                 for step in script:
                     if step == "wait":
                         over.wait(10)
