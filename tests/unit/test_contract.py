@@ -379,6 +379,7 @@ def test_collections_in_use_are_declared() -> None:
 PLAYBOOKS = [path for path in [ROOT / "site.yml", *sorted(ROOT.glob("playbooks/*.yml"))] if path.is_file()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PLAYBOOKS, ids=ids(PLAYBOOKS))
 def test_playbook_passes_the_syntax_check(path: Path) -> None:
     result = syntax_check(path)
@@ -548,6 +549,7 @@ def test_rule_undeclared_collections_fails() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_rule_syntax_check_fails(tmp_path: Path) -> None:
     (tmp_path / "bad.yml").write_text("---\n- hosts: all\n  tasks: [{ansible.builtin.nothing_such: {}}]\n")
     assert syntax_check(tmp_path / "bad.yml").returncode != 0

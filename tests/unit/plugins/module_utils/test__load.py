@@ -20,6 +20,9 @@ from ansible_collections.ironserve.llm.plugins.module_utils._load import Bench, 
 
 fleet = pytest.importorskip("standin.fleet")
 
+# Real streams in real time.
+pytestmark = pytest.mark.slow
+
 LIMITS = _stream.Limits(silence_s=20.0, request_s=60.0, run_s=120.0)
 #: What is wrong by more is wrong.
 TOLERANCE = 0.01
@@ -143,10 +146,9 @@ TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type"
 
 
 #: What is tried with every change; the rest is slow.
-QUICK = ("plain", "bursts of reasoning", "tools")
 
 
-@pytest.mark.parametrize("mode", [pytest.param(mode, marks=[] if mode in QUICK else pytest.mark.slow) for mode in MODES])
+@pytest.mark.parametrize("mode", MODES)
 def test_every_figure_is_the_truth_to_one_per_cent(engines, mode):
     place, script = MODES[mode]
     engine = engines[place]

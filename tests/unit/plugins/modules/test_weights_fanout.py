@@ -22,6 +22,8 @@ from ansible_collections.ironserve.llm.plugins.action import weights_fanout as a
 from ansible_collections.ironserve.llm.plugins.module_utils import _fanout, _jobs
 from ansible_collections.ironserve.llm.plugins.modules import weights_fanout
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 FILES = {"a.safetensors": os.urandom(9 * MIB + 11), "sub/b.safetensors": os.urandom(3 * MIB), "empty": b"", "config.json": b"{}"}
 EIGHT = [f"h{number}" for number in range(8)]
@@ -218,7 +220,6 @@ def test_old_weights_stay_until_the_new_ones_are_whole(fleet):
 # ---- many processes
 
 
-@pytest.mark.slow
 def test_eight_targets_one_of_them_killed_at_thirty_per_cent(tmp_path):
     """The others go on past it; run again, it goes on where it was, and no piece comes twice."""
     files = {"a.safetensors": os.urandom(20 * MIB), "b.safetensors": os.urandom(12 * MIB + 5), "config.json": b"{}"}
@@ -254,7 +255,6 @@ def test_eight_targets_one_of_them_killed_at_thirty_per_cent(tmp_path):
         assert sent["origin"] == fleet.size, sent
 
 
-@pytest.mark.slow
 def test_a_disk_that_fills_up_in_the_middle(tmp_path):
     """A real file system that somebody else fills while pieces come; then it has room again, and the rest comes."""
     if subprocess.run(["unshare", "-Urm", "true"], check=False, capture_output=True).returncode:
@@ -305,7 +305,6 @@ def test_a_disk_that_fills_up_in_the_middle(tmp_path):
             holder.wait(30)
 
 
-@pytest.mark.slow
 def test_eight_targets_over_links_of_their_own(tmp_path):
     """A network namespace and a shaped link a host: the origin's link carries the bytes once, and so does every other."""
     if not Wires.possible():
