@@ -26,6 +26,7 @@ from ansible_collections.ironserve.llm.plugins.module_utils import (
     _checks_load,
     _engine_metrics,
     _http,
+    _log_messages,
     _quality,
     _questions,
     _sse,
@@ -621,7 +622,8 @@ class Verifier:
             self._add("container", "", UNKNOWN, str(exc), _verdicts.NO_VERDICT)
             return
         if not state["running"]:
-            last = [line for line in str(state["log_tail"]).splitlines() if line.strip()][-3:]
+            log = _log_messages.mask(str(state["log_tail"]), [self._key] if self._key else [])
+            last = [line for line in log.splitlines() if line.strip()][-3:]
             detail = "container {0} exited with code {1}; its log ends: {2}".format(
                 self._endpoint.container, state["exit_code"], " | ".join(last) or "empty"
             )

@@ -17,7 +17,7 @@ from faults.engines.scripted import BEHAVIOURS, Engine
 from faults.zoo.animals import ODDITIES, Instead, Says
 from faults.zoo.engine import HANG, Behaviour, Zoo
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _card_use, _verify
+from ansible_collections.ironserve.llm.plugins.module_utils import _card_use, _docker, _verify
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 ACCEPTANCE = {
@@ -450,3 +450,17 @@ def test_what_the_demo_recipe_excludes_runs_here_on_a_healthy_engine(shipped):
     thinking = next(animal for animal in ODDITIES if animal.name == "reasoning")
     asked = {item["check"] for animal in (plain, thinking) for item in animal.acceptance()["checks"]}
     assert excluded <= asked | {"exact"}, "the zoo's own tests prove each of these against a healthy engine"
+
+
+def test_the_log_of_a_dead_replica_shows_no_key(monkeypatch, tmp_path):
+    key = tmp_path / "engine.key"
+    key.write_text("sk-of-this-fleet-0123456789\n", encoding="utf-8")
+    key.chmod(0o600)
+    log = "args: --api-key sk-of-this-fleet-0123456789\nAuthorization: Bearer abcdefgh12345678\nfatal: illegal memory access\n"
+    state = {"running": False, "exit_code": 139, "log_tail": log}
+    monkeypatch.setattr(_docker, "container_state", lambda _name: state)
+    with Engine("dies_at_first_request", key="sk-of-this-fleet-0123456789") as engine:
+        proof = prove(engine, api_key_file=str(key), endpoint={"container": "ironserve-c0", "platform": "cpu", "cards": ("cpu:0",)})
+    assert proof.verdict == "dead"
+    assert "exited with code 139" in str(proof.evidence) and "illegal memory access" in str(proof.evidence)
+    assert "0123456789" not in str(proof.as_dict()) and "abcdefgh12345678" not in str(proof.as_dict())
