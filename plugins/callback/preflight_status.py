@@ -17,10 +17,11 @@ description:
   - C(ansible-playbook) ends with 2 whenever a host failed, so a failed check and one that could not tell look alike. With this callback a
     run that reports with M(ironserve.llm.preflight_report) ends with 0 when all hosts are fit, 1 when a check failed, 2 when something
     could not be told.
-  - A run of a playbook called C(verify.yml) or C(benchmark.yml) that reports with M(ironserve.llm.acceptance_report) ends in the same way, with
+  - A run of this collection's C(verify.yml) or C(benchmark.yml) that reports with M(ironserve.llm.acceptance_report) ends in the same way, with
     0 when all was accepted, 1 when something was refused, 2 when something could not be told. Other playbooks that write this report, such as
     a deployment, end as Ansible does.
-  - It also ends with 2 a run of C(preflight.yml) or C(verify.yml) that made no report, such as one whose hosts matched nothing.
+  - It also ends with 2 a run of this collection's C(preflight.yml) or C(verify.yml) that made no report, such as one whose hosts matched
+    nothing. Playbooks of the same name from elsewhere are left alone.
   - Runs that are about something else are left alone, and so is a status that says more went wrong than the report knows.
 requirements:
   - enable it with C(callbacks_enabled = ironserve.llm.preflight_status) in ansible.cfg, or in the environment variable
@@ -38,6 +39,8 @@ ACCEPTANCE = "ironserve.llm.acceptance_report"
 LOOKING = ("preflight", "verify")
 ACCEPTING = ("verify", "benchmark")
 COULD_NOT_TELL = 2
+#: Where this collection's playbooks are: others may have playbooks of these names.
+PLAYBOOKS = os.path.realpath(os.path.join(os.path.dirname(os.path.realpath(__file__)), os.pardir, os.pardir, "playbooks"))
 
 
 class CallbackModule(CallbackBase):
@@ -56,9 +59,9 @@ class CallbackModule(CallbackBase):
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """Note whether this run only looks."""
-        name, ending = os.path.splitext(os.path.basename(str(playbook._file_name)))
-        known = ending in (".yml", ".yaml")
-        self._is_looking, self._is_accepting = known and name in LOOKING, known and name in ACCEPTING
+        folder, file = os.path.split(os.path.realpath(str(playbook._file_name)))
+        name = os.path.splitext(file)[0] if folder == PLAYBOOKS else ""
+        self._is_looking, self._is_accepting = name in LOOKING, name in ACCEPTING
 
     def v2_runner_on_ok(self, result: Any) -> None:
         """Note the report's status."""

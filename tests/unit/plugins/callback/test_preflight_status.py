@@ -6,11 +6,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from ansible_collections.ironserve.llm.plugins.callback.preflight_status import CallbackModule
+from ansible_collections.ironserve.llm.plugins.callback.preflight_status import PLAYBOOKS, CallbackModule
+
+
+def ours(name):
+    return f"{PLAYBOOKS}/{name}"
 
 
 def end(name, *results):
@@ -32,33 +37,43 @@ ACCEPTANCE = "ironserve.llm.acceptance_report"
 
 @pytest.mark.parametrize(("status", "code"), [(0, None), (1, 1), (2, 2)])
 def test_the_report_decides(status, code):
-    assert end("/x/preflight.yml", (REPORT, {"status": status})) == code
+    assert end(ours("preflight.yml"), (REPORT, {"status": status})) == code
     assert end("/x/of_my_own.yml", (REPORT, {"status": status})) == code
 
 
 def test_a_preflight_without_a_report_could_not_tell():
-    assert end("/x/preflight.yml") == 2
-    assert end("/x/preflight.yml", ("ansible.builtin.debug", {"status": 0})) == 2
+    assert end(ours("preflight.yml")) == 2
+    assert end(ours("preflight.yml"), ("ansible.builtin.debug", {"status": 0})) == 2
 
 
 @pytest.mark.parametrize(("status", "code"), [(0, None), (1, 1), (2, 2)])
-@pytest.mark.parametrize("playbook", ["/x/verify.yml", "verify.yaml", "/x/benchmark.yml"])
+@pytest.mark.parametrize("playbook", ["verify.yml", "benchmark.yml"])
 def test_an_acceptance_that_only_looks_decides_too(playbook, status, code):
-    assert end(playbook, (ACCEPTANCE, {"status": status})) == code
+    assert end(ours(playbook), (ACCEPTANCE, {"status": status})) == code
 
 
 def test_a_verification_without_a_report_could_not_tell():
-    assert end("/x/verify.yml") == 2
+    assert end(ours("verify.yml")) == 2
     # What measures may report in its own way.
-    assert end("/x/benchmark.yml") is None
+    assert end(ours("benchmark.yml")) is None
 
 
 def test_a_deployment_ends_as_ansible_does_whatever_its_report_says():
-    assert end("/x/site.yml", (ACCEPTANCE, {"status": 1})) is None
+    assert end(ours("site.yml"), (ACCEPTANCE, {"status": 1})) is None
+
+
+def test_the_playbooks_are_those_of_this_collection():
+    assert {"preflight.yml", "verify.yml", "benchmark.yml"} <= {path.name for path in Path(PLAYBOOKS).iterdir()}
+
+
+@pytest.mark.parametrize("name", ["/x/preflight.yml", "/x/verify.yml", "verify.yml", "/x/benchmark.yml"])
+def test_playbooks_of_the_same_name_from_elsewhere_are_left_alone(name):
+    assert end(name) is None
+    assert end(name, (ACCEPTANCE, {"status": 1})) is None
 
 
 def test_other_runs_are_left_alone():
-    assert end("/x/site.yml", ("ansible.builtin.uri", {"status": 404})) is None
+    assert end(ours("site.yml"), ("ansible.builtin.uri", {"status": 404})) is None
 
 
 def test_the_callback_of_older_versions():
