@@ -311,7 +311,15 @@ def slow(client, _body):
 
 
 def test_a_closed_loop_keeps_its_width_and_forgets_nobody():
-    with Served(slow) as served:
+    together = threading.Barrier(8, timeout=20)
+
+    def act(client, body):
+        # The first eight are answered only once all of them were asked.
+        if body["n"] < 8:
+            together.wait()
+        slow(client, body)
+
+    with Served(act) as served:
         outcome = Client(QUICK).run([lane(served, [{"n": number} for number in range(40)], width=8)])
         asked = sorted(body["n"] for _head, body in served.requests)
     assert asked == list(range(40)) and served.most == 8
@@ -331,12 +339,17 @@ def test_an_open_loop_sends_when_it_is_due_whoever_is_still_at_work():
         time.sleep(0.4)
         whole(client, _body)
 
-    with Served(act) as served:
-        outcome = Client(QUICK).run([lane(served, [{}] * 4, due=due)])
-    starts = [answer.started - outcome.started for answer in outcome.answers[0]]
+    # A machine that is busy with other things may make it late, not four times in a row; too early it is never.
+    for left in reversed(range(4)):
+        with Served(act) as served:
+            outcome = Client(QUICK).run([lane(served, [{}] * 4, due=due)])
+        late = [answer.started - answer.due for answer in outcome.answers[0]]
+        assert [answer.due - outcome.started for answer in outcome.answers[0]] == pytest.approx(due)
+        assert min(late) >= -0.0001
+        if not left or (served.most == 4 and max(late) < 0.02):
+            break
     assert served.most == 4
-    assert all(-0.0001 <= start - wanted < 0.02 for start, wanted in zip(starts, due, strict=True)), starts
-    assert [answer.due - outcome.started for answer in outcome.answers[0]] == pytest.approx(due)
+    assert max(late) < 0.02
 
 
 def test_an_open_loop_without_room_fails_what_is_too_much():
