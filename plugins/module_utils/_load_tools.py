@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Any, Callable
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _run
@@ -145,7 +146,7 @@ def _object(text: str, tool: str) -> dict[str, Any]:
 
 def _figure(data: dict[str, Any], key: str, tool: str) -> float:
     value = data.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
         raise UnknownOutput("the result of {0} has no figure {1}: {2!r}".format(tool, key, value))
     return value
 

@@ -297,7 +297,7 @@ def line_chart(
     for item in series:
         style = item.style % STYLES
         parts.append('<g class="s{0}">'.format(style))
-        for run in _segments([(x, low, high) for x, low, high in item.band]):
+        for run in _segments(list(item.band)):
             there = " ".join("{0},{1}".format(_at(place_x(x)), _at(place_y(high))) for x, _low, high in run)
             back = " ".join("{0},{1}".format(_at(place_x(x)), _at(place_y(low))) for x, low, _high in reversed(run))
             if len(run) > 1:

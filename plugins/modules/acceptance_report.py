@@ -150,7 +150,6 @@ report:
 """
 
 import json
-import os
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -243,7 +242,7 @@ def run(params: dict, dry: bool) -> dict:
             comparison, recorded = compare(params, parts, _report.figures_of(benchmark), accepted, date, dry)
     report = _report.build(results, fleet, date, benchmark, comparison, params["release"], params["gateway_host"])
     if params["path"] and not dry:
-        write(os.path.expanduser(params["path"]), report)
+        write(params["path"], report)
     return {
         # A report tells of this run; it is no state of the host. A baseline is.
         "changed": recorded,

@@ -22,7 +22,8 @@ requirements:
 attributes:
   check_mode:
     support: partial
-    description: Asking is load on what may be in use, so in check mode nothing is sent and nothing is judged.
+    description: What is done in check mode.
+    details: Asking is load on what may be in use, so in check mode nothing is sent and nothing is judged.
   diff_mode:
     support: none
     description: There is nothing to change.

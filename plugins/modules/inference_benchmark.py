@@ -25,7 +25,8 @@ requirements:
 attributes:
   check_mode:
     support: partial
-    description: Measuring is load on what may be in use, so in check mode nothing is sent; the result then has no runs.
+    description: What is done in check mode.
+    details: Measuring is load on what may be in use, so in check mode nothing is sent; the result then has no runs.
   diff_mode:
     support: none
     description: There is nothing to change. A result is no state of the host, so writing it to O(path) is no change either.

@@ -17,11 +17,12 @@ import pathlib
 import random
 from collections.abc import Callable
 
-import unit.conftest  # noqa: F401  (makes the collection importable from the checkout)
+import unit.conftest
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _quality
 
-HERE = pathlib.Path(__file__).parent
+#: The first import also makes the collection importable from the checkout.
+HERE = pathlib.Path(unit.conftest.__file__).parents[1] / "quality"
 PAGE = HERE.parents[1] / "docs/quality-detectors.md"
 BEGIN, END = "<!-- begin: measured by tests/quality/calibrate.py -->", "<!-- end -->"
 SAMPLES = 60

@@ -645,9 +645,7 @@ FAULTS = [
         lambda: HangsRunning('vllm:num_requests_running{engine="0"} 1.0'),
         seen="vllm #36451",
     ),
-    Animal(
-        "headers_then_silence", "HTTP 200 and headers, then nothing", "stalled", "exact capital_japan: …no byte for 1.5 s", lambda: Silent()
-    ),
+    Animal("headers_then_silence", "HTTP 200 and headers, then nothing", "stalled", "exact capital_japan: …no byte for 1.5 s", Silent),
     Animal("hangs_midway", "stops after a few tokens", "stalled", "it stopped after …tokens", lambda: At(3, HANG)),
     Animal(
         "hangs_on_chinese",
@@ -780,7 +778,7 @@ FAULTS = [
         "concurrency: with 4 at once: …",
         lambda: Instead(DIE, crowded),
     ),
-    Animal("dies_on_bad_json", "a body that is no JSON kills it", "dead", "errors: …", lambda: DiesOnBadJson()),
+    Animal("dies_on_bad_json", "a body that is no JSON kills it", "dead", "errors: …", DiesOnBadJson),
     Animal(
         "error_in_stream",
         "an error event inside a stream that began with 200",
@@ -1135,7 +1133,7 @@ FAULTS = [
         "wrong for good once it was under load",
         "partial",
         "after_load: right before, wrong after",
-        lambda: Poisoned(),
+        Poisoned,
         seen="vllm #35800",
     ),
     Animal(

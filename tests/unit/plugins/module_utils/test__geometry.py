@@ -82,8 +82,8 @@ def config_of(name):
     return json.loads((FIXTURES / "models" / (name + ".config.json")).read_text(encoding="utf-8"))
 
 
-def one(config, rule=CUDA, **serving):
-    (layout,) = layouts(read_config(config, "it"), Serving(**serving), rule)
+def one(config, rule=None, **serving):
+    (layout,) = layouts(read_config(config, "it"), Serving(**serving), rule or CUDA)
     return layout
 
 

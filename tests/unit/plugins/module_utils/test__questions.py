@@ -27,7 +27,7 @@ def test_no_question_holds_its_own_answer_but_the_echo():
 def test_sums_are_right():
     for ident, _language, prompt, answer in _questions.EXACT:
         if ident.startswith(("sum", "product")):
-            first, sign, second = prompt.split("?")[0].replace("What is ", "").split(" ")[:3]
+            first, sign, second = prompt.split("?", maxsplit=1)[0].replace("What is ", "").split(" ")[:3]
             assert str({"+": int(first) + int(second), "*": int(first) * int(second)}[sign]) == answer
 
 

@@ -87,7 +87,11 @@ class InFlight:
         self._lock = threading.Lock()
         self._met = threading.Barrier(together)
         self._ask = _verify.Verifier._ask
-        monkeypatch.setattr(_verify.Verifier, "_ask", lambda verifier, *question: self.ask(verifier, *question))
+
+        def counted(verifier, *question):
+            return self.ask(verifier, *question)
+
+        monkeypatch.setattr(_verify.Verifier, "_ask", counted)
 
     def ask(self, verifier, messages, max_tokens):
         with self._lock:
