@@ -336,7 +336,8 @@ def test_detached_it_comes_back_at_once_and_the_end_is_the_same(site):
     hold = site.hub.fault(BIG, hold=0.3, times=1)
     first = site.run("modelscope", detach=True)
     assert first["job"]["running"] and first["job"]["mine"] and "fetched" not in first and not first["changed"]
-    assert first["job"]["progress"]["phase"] == "download"
+    # It may have said nothing yet.
+    assert first["job"]["progress"].get("phase", "download") == "download"
     other = site.run("http", detach=True)
     assert other["job"]["running"] and not other["job"]["mine"]
     hold.release.set()

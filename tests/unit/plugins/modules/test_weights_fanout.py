@@ -305,6 +305,7 @@ def test_a_disk_that_fills_up_in_the_middle(tmp_path):
             holder.wait(30)
 
 
+@pytest.mark.long
 def test_eight_targets_over_links_of_their_own(tmp_path):
     """A network namespace and a shaped link a host: the origin's link carries the bytes once, and so does every other."""
     if not Wires.possible():

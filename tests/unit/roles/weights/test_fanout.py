@@ -112,6 +112,7 @@ def test_one_download_for_all_and_then_a_ninth_host_and_the_way_back(site):
     assert not any((site.folder / host / "weights").exists() for host in HOSTS)
 
 
+@pytest.mark.long
 def test_from_the_controller_with_and_without_an_address_of_its_own(site):
     """A hub's files lie on the controller: the first host gets them over Ansible's connection, or from the controller like the others."""
     source = {"kind": "modelscope", "repo": NAME, "endpoint": site.hub.url}
