@@ -7,8 +7,11 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,11 +26,13 @@ from ansible_collections.ironserve.llm.plugins.module_utils._log_messages import
     translate,
 )
 
+ROLES = Path(__file__).resolve().parents[4] / "roles"
+
 #: Message -> a line as it is printed, and words that its meaning must have.
 LINES = {
     "weights_truncated": (
         "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer",
-        ["cut off or damaged (MetadataIncompleteBuffer)", "weights_verify"],
+        ["cut off or damaged (MetadataIncompleteBuffer)", "weights_deep=true"],
     ),
     "weights_scales_missing": (
         "WARNING 11-30 15:00:00 [qwen3_5.py:311] Parameter layers.0.linear_attn.in_proj_qkvz.weight_scale not found in params_dict, skip loading",
@@ -267,6 +272,24 @@ def test_every_message_says_where_it_is_from(shipped):
     for table in shipped["log_messages"].values():
         for name, message in table["messages"].items():
             assert message["source"] and message["grade"] in ("vendor_verified", "recipe_measured", "locally_measured", "reported"), name
+
+
+def test_every_option_that_a_remedy_names_is_there(shipped):
+    specs = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(ROLES.glob("*/meta/argument_specs.yml"))]
+    options = {name for spec in specs for point in spec["argument_specs"].values() for name in point.get("options", {})}
+    # Collection-wide values are read in the roles' defaults.
+    options |= {
+        name for path in ROLES.glob("*/defaults/main.yml") for name in re.findall(r"\bllm_[a-z_]+", path.read_text(encoding="utf-8"))
+    }
+    roles = "|".join(path.name for path in ROLES.iterdir() if path.is_dir())
+    named = [
+        (name, word)
+        for table in shipped["log_messages"].values()
+        for name, message in table["messages"].items()
+        for word in re.findall(rf"\b(?:llm|{roles})_[a-z_]+", message["fix"])
+    ]
+    assert len(named) > 10
+    assert [(name, word) for name, word in named if word not in options] == []
 
 
 @pytest.mark.parametrize(
