@@ -195,8 +195,10 @@ def shipped_probe(name: str) -> Callable[[Vendor], Accelerators]:
         from ansible_collections.ironserve.llm.plugins.module_utils import _probe_hygon as module
     elif name == "nvidia":
         from ansible_collections.ironserve.llm.plugins.module_utils import _probe_nvidia as module
-    else:
+    elif name == "cpu":
         from ansible_collections.ironserve.llm.plugins.module_utils import _probe_cpu as module
+    else:
+        raise LLMError("probe '{0}' is listed and not there: report it".format(name))
     return module.probe
 
 

@@ -15,6 +15,7 @@ import pytest
 from unit.plugins.played import engine as played_engine
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _docker, _probe_cpu
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.modules import accelerator_info
 
 SMALL = {"probe": "cpu", "options": {"cards": 1, "card_memory_mib": 1}}
@@ -166,3 +167,13 @@ def test_broken_probe_is_a_message(run_module, monkeypatch):
     result = run_module(accelerator_info, SMALL)
     assert result["failed"] is True
     assert "one card of 1 MiB" in result["msg"]
+
+
+@pytest.mark.parametrize("name", accelerator_info.PROBES)
+def test_every_shipped_probe_is_the_one_of_its_name(name):
+    assert accelerator_info.shipped_probe(name).__module__.endswith("._probe_" + name)
+
+
+def test_a_probe_that_is_not_shipped_is_never_another_one():
+    with pytest.raises(LLMError, match="probe 'acme'"):
+        accelerator_info.shipped_probe("acme")
