@@ -57,7 +57,7 @@ options:
         elements: str
         default: []
       platform:
-        description: The cards' platform, which decides how card use is sampled. One without a sampler gives a warning.
+        description: The cards' platform, which decides how card use is sampled. Where it cannot be sampled it is unknown, and the verdict with it.
         type: str
         default: ""
   card_tools:
