@@ -27,17 +27,6 @@ def fleet_of(hosts: list[str], hostvars: Any) -> list[dict[str, Any]]:
     return fleet
 
 
-def sendable(value: Any) -> Any:
-    """The same data with every text one that can be sent: an answer may hold half a surrogate pair, which no encoding takes."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
-    if isinstance(value, dict):
-        return {sendable(key): sendable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [sendable(item) for item in value]
-    return value
-
-
 class ActionModule(ActionBase):
     """Gather what ran where, then run the module on the host that keeps the report."""
 
@@ -50,7 +39,5 @@ class ActionModule(ActionBase):
         hosts = arguments.get("hosts") or []
         if hosts and isinstance(hosts, list):
             arguments["fleet"] = fleet_of([str(host) for host in hosts], (task_vars or {})["hostvars"])
-        result.update(
-            self._execute_module(module_name="ironserve.llm.acceptance_report", module_args=sendable(arguments), task_vars=task_vars)
-        )
+        result.update(self._execute_module(module_name="ironserve.llm.acceptance_report", module_args=arguments, task_vars=task_vars))
         return result

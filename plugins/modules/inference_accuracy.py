@@ -164,6 +164,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _accuracy, _http, _prompts, _stream
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.module_utils._words import sendable
 
 PATH = "/v1/chat/completions"
 
@@ -239,7 +240,7 @@ def main() -> None:
         problems = problems_of(options)
         for endpoint in options["endpoints"] if not module.check_mode else []:
             judged = _accuracy.judge(problems, ask(endpoint, options, problems), options["recorded"], options["tolerance"])
-            results.append(dict(judged, name=endpoint["name"]))
+            results.append(sendable(dict(judged, name=endpoint["name"])))
     except LLMError as exc:
         module.fail_json(msg=str(exc))
     verdicts = [result["ok"] for result in results]

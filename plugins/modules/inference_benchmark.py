@@ -281,7 +281,7 @@ options:
     type: bool
     default: true
   path:
-    description: File on the host that takes the result as JSON.
+    description: File on the host that takes the result as JSON. Its directory is made where it is not there.
     type: path
   fail_on_refusal:
     description: Whether the task fails when the figures of any run may not be published.
@@ -434,6 +434,7 @@ from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMEr
 from ansible_collections.ironserve.llm.plugins.module_utils._load import VERSION, Bench, Endpoint, Protocol, summary
 from ansible_collections.ironserve.llm.plugins.module_utils._stream import Limits
 from ansible_collections.ironserve.llm.plugins.module_utils._vendor import Vendor
+from ansible_collections.ironserve.llm.plugins.module_utils._words import sendable
 
 
 def texts_of(prompts: dict[str, Any]) -> tuple[list[str], int]:
@@ -517,6 +518,7 @@ def run_others(module: AnsibleModule, jobs: list[tuple[_load_tools.Job, Endpoint
 def write(module: AnsibleModule, path: str, result: dict[str, Any]) -> None:
     """Write the result so that a reader meets the old one or the new one."""
     try:
+        os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=os.path.dirname(path) or ".", delete=False) as handle:
             json.dump(result, handle, indent=1, sort_keys=True)
             handle.write("\n")
@@ -644,6 +646,7 @@ def main() -> None:
         if not options["detail"]:
             for run in result["runs"]:
                 run.update(timeline=[], requests=[])
+        result = sendable(result)
         if options["path"]:
             write(module, options["path"], result)
     except LLMError as exc:

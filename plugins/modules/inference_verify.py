@@ -252,6 +252,7 @@ from ansible_collections.ironserve.llm.plugins.module_utils._verify import (
     read_acceptance,
     table,
 )
+from ansible_collections.ironserve.llm.plugins.module_utils._words import sendable
 
 
 def endpoint_of(item: dict, tools: dict) -> Endpoint:
@@ -336,9 +337,13 @@ def main() -> None:
         module.fail_json(msg=str(exc))
     # No endpoint proves nothing, so an empty list is not ok.
     good = bool(proofs) and all(proof.ok for proof in proofs)
-    result = {"results": [proof.as_dict() for proof in proofs], "ok": good, "summary": table(proofs)}
+    result = sendable({"results": [proof.as_dict() for proof in proofs], "ok": good, "summary": table(proofs)})
     if not good and options["fail_on_verdict"]:
-        bad = ["{0} is {1} ({2})".format(proof.name, proof.verdict, "; ".join(proof.evidence[:2])) for proof in proofs if not proof.ok]
+        bad = [
+            "{0} is {1} ({2})".format(row["name"], row["verdict"], "; ".join(row["evidence"][:2]))
+            for row, proof in zip(result["results"], proofs)
+            if not proof.ok
+        ]
         module.fail_json(msg="not proved: {0}".format(" | ".join(bad) or "no endpoint was given"), **result)
     module.exit_json(changed=False, **result)
 

@@ -137,6 +137,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._verify import Endpoint
 from ansible_collections.ironserve.llm.plugins.module_utils._warmup import Knowledge, warm_all
+from ansible_collections.ironserve.llm.plugins.module_utils._words import sendable
 
 
 def main() -> None:
@@ -175,8 +176,8 @@ def main() -> None:
         found = warm_all(endpoints, options["model"], options["requests"], options["timeout_s"], options["health_path"], knowledge)
     except LLMError as exc:
         module.fail_json(msg=str(exc))
-    errors = [warmth.error for warmth in found if warmth.error]
-    results = [warmth.as_dict() for warmth in found]
+    results = sendable([warmth.as_dict() for warmth in found])
+    errors = [row["error"] for row in results if row["error"]]
     if errors:
         module.fail_json(msg="\n".join(errors), results=results)
     module.exit_json(changed=False, results=results)

@@ -49,6 +49,8 @@ GARBAGE = {
     "garbage_run": "!" * 64,
     "garbage_replacement": "The capital \ufffd\ufffd\ufffd of \ufffd is \ufffd",
     "garbage_control": "The capital\x00 of\x01 it is\x02",
+    # Halves of pairs: JSON takes them escaped, no encoding does.
+    "garbage_surrogates": "The capital \ud83d\ud83d of \udc00 is \ud83d",
     "garbage_soup": SOUP,
     "garbage_words": "_The out to_ the a to_ out native further to. the out a in the",
     "garbage_loop": "and the English and the " * 30,

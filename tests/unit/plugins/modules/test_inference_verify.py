@@ -44,6 +44,14 @@ def test_a_failed_verdict_fails_the_task_with_everything_in_the_result(run_modul
     assert any("garbage" in line for line in result["summary"])
 
 
+def test_an_answer_that_no_encoding_takes_is_a_verdict_not_a_broken_result(run_module):
+    """Half surrogate pairs come escaped in JSON; the fixture refuses a result that cannot be sent."""
+    with Engine("garbage_surrogates") as bad:
+        result = run_module(inference_verify, arguments(bad))
+    assert result["results"][0]["verdict"] == "garbage"
+    assert result["msg"].startswith("not proved: r0 is garbage (") and "U+D83D" in result["msg"]
+
+
 def test_the_verdict_may_be_only_told(run_module):
     with Engine("garbage_run") as bad:
         result = run_module(inference_verify, arguments(bad, fail_on_verdict=False))

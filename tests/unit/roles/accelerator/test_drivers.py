@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -114,6 +115,12 @@ class Fleet:
         path = self.tmp / "order"
         return path.read_text().splitlines() if path.exists() else []
 
+    def turns(self) -> list[list[str]]:
+        """What happened on each host, one after the other and never by turns; which host came first is not said."""
+        turns = [[line.partition(" ")[2] for line in lines] for _host, lines in itertools.groupby(self.order(), key=lambda line: line[:2])]
+        assert len(turns) <= len(self.hosts)
+        return turns
+
 
 @pytest.fixture
 def fleet(tmp_path):
@@ -174,7 +181,7 @@ def test_from_nothing_over_a_reboot_to_the_second_run_that_changes_nothing(fleet
     fleet.offer("driver", behaviour="status2", needs_kernel_headers=True, free_mib=1)
     said = fleet.run(rc=2)
     # Toolkits wait for the driver.
-    assert fleet.order() == ["h1 driver", "h2 driver"]
+    assert fleet.turns() == [["driver"], ["driver"]]
     for host in ("h1", "h2"):
         assert host + " must be rebooted for driver: REBOOT driver 25.5.1: installed; its installer asks for it" in said
         assert recap(said, host)["failed"] == 1
@@ -216,7 +223,7 @@ def test_a_whole_set_comes_in_its_order(fleet):
     fleet.offer("firmware", "7.8")
     fleet.offer("driver", behaviour="status2")
     fleet.run(accelerator_reboot_allowed=True)
-    assert fleet.order() == [host + what for host in ("h1", "h2") for what in (" driver", " firmware", " reboot", " toolkit")]
+    assert fleet.turns() == [["driver", "firmware", "reboot", "toolkit"]] * 2
     for host in fleet.hosts.values():
         assert host.read("opt/dtk/.info/version") == "26.04\n"
         assert {entry["status"] for entry in host.journal().values()} == {"installed"} and len(host.journal()) == 4
@@ -228,14 +235,14 @@ def test_a_whole_set_comes_in_its_order(fleet):
 def test_a_failure_on_one_host_spares_the_others(fleet):
     fleet.offer("driver", behaviour="headers")
     said = fleet.run(rc=2)
-    assert fleet.order() == ["h1 driver"]
+    assert fleet.turns() == [["driver"]]
     assert "the kernel module could not be built" in said and "linux-headers-" + installers.KERNEL in said
     # The next run says so before it tries again, and the right package puts it right.
     fleet.packages = {name: [] for name in fleet.hosts}
     fleet.offer("driver")
     said = fleet.run()
     assert "RESUME driver 25.5.1: the last attempt failed" in said
-    assert fleet.order() == ["h1 driver", "h1 driver", "h2 driver"]
+    assert sorted(fleet.order()[1:]) == ["h1 driver", "h2 driver"]
     assert {recap(said, host)["changed"] >= 1 for host in ("h1", "h2")} == {True}
 
 
