@@ -11,6 +11,7 @@ sources.list(5); deb822(5).
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import os
@@ -213,6 +214,18 @@ def is_wanting(path: str, mode: int) -> bool:
     except OSError:
         return True
     return not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != mode or (found.st_uid, found.st_gid) != (0, 0)
+
+
+def is_file_wanting(path: str, mode: int, sha256: str) -> bool:
+    """Whether ``path`` has to be brought or set right to be root's file with the permissions ``mode`` and the content with this digest."""
+    try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode) or stat.S_IMODE(found.st_mode) != mode or (found.st_uid, found.st_gid) != (0, 0):
+            return True
+        with open(path, "rb") as handle:
+            return hashlib.sha256(handle.read()).hexdigest() != sha256
+    except OSError:
+        return True
 
 
 def _deb822(text: str) -> list[dict[str, str]]:

@@ -18,7 +18,7 @@ import xml.etree.ElementTree as ET
 from ansible_collections.ironserve.llm.plugins.module_utils import _baseline
 from ansible_collections.ironserve.llm.plugins.module_utils._checks import FAIL, NOT_APPLICABLE, PASS, UNKNOWN, WARN
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
-from ansible_collections.ironserve.llm.plugins.module_utils._fleet_report import fold
+from ansible_collections.ironserve.llm.plugins.module_utils._names import fold
 
 #: Version of the report's form.
 FORMAT = 1

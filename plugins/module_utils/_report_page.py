@@ -13,7 +13,7 @@ import math
 import re
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _baseline, _plots, _report
-from ansible_collections.ironserve.llm.plugins.module_utils._fleet_report import fold
+from ansible_collections.ironserve.llm.plugins.module_utils._names import fold
 from ansible_collections.ironserve.llm.plugins.module_utils._plots import Series, escape
 from ansible_collections.ironserve.llm.plugins.module_utils._report import is_number, number
 

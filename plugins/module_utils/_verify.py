@@ -34,6 +34,7 @@ from ansible_collections.ironserve.llm.plugins.module_utils import (
 )
 from ansible_collections.ironserve.llm.plugins.module_utils._checks import FAIL, NOT_APPLICABLE, PASS, UNKNOWN, WARN
 from ansible_collections.ironserve.llm.plugins.module_utils._checks_found import Found, Whole, read_whole
+from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
 from ansible_collections.ironserve.llm.plugins.module_utils._verdicts import Outcome
 from ansible_collections.ironserve.llm.plugins.module_utils._words import contains
@@ -123,20 +124,6 @@ PROGRESS_S = 2.0
 AGREEMENT = 0.8
 #: The form of a nonce question when the recipe gives none: for models that follow instructions without examples.
 NONCE_PROMPT = "The secret code is {nonce}. What is the secret code? Answer with the code only."
-
-
-@dataclasses.dataclass(frozen=True)
-class Endpoint:
-    """Where one replica, or the gateway, answers. ``url`` has no path."""
-
-    name: str
-    url: str
-    api_key_file: str = ""
-    container: str = ""
-    cards: tuple = ()
-    platform: str = ""
-    #: How the platform's cards are read, as ``_card_use.sampler`` takes it.
-    tools: dict = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

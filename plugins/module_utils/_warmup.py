@@ -13,10 +13,10 @@ import time
 from typing import Any
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _http, _sse
+from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._log_messages import last_words
 from ansible_collections.ironserve.llm.plugins.module_utils._memory import Fit, compare, read_log
-from ansible_collections.ironserve.llm.plugins.module_utils._verify import Endpoint
 
 POLL_S = 0.25
 #: How often the container is looked at; together with one poll well below the 10 s within which a death is noticed.

@@ -44,6 +44,26 @@ options:
         description: Its permissions as an octal number, such as V(0755).
         type: str
         required: true
+  files:
+    description:
+      - Files that shall be there, root's own. Which of them still have to be brought or set right is returned as RV(files_wanting), so that
+        a host on which all are as they should be costs no further task.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      path:
+        description: The file.
+        type: path
+        required: true
+      mode:
+        description: Its permissions as an octal number, such as V(0644).
+        type: str
+        required: true
+      sha256:
+        description: Digest of its content, in hexadecimal.
+        type: str
+        required: true
   ports:
     description: TCP ports to look at.
     type: list
@@ -155,6 +175,11 @@ directories_wanting:
   returned: always
   type: list
   elements: dict
+files_wanting:
+  description: Paths of those of O(files) that are not there, are no file, or have another content, another owner or other permissions.
+  returned: always
+  type: list
+  elements: str
 ports:
   description:
     - Per asked port whether it is C(free) or C(own), and the C(address), C(pid), C(command) and C(container) that has it.
@@ -255,6 +280,9 @@ def look(params: dict) -> dict:
         "nofile_hard": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         "disks": _host.disk_report(params["paths"]),
         "directories_wanting": [item for item in params["directories"] if _host.is_wanting(item["path"], int(item["mode"], 8))],
+        "files_wanting": [
+            item["path"] for item in params["files"] if _host.is_file_wanting(item["path"], int(item["mode"], 8), item["sha256"])
+        ],
         "ports": ports,
         "packages_missing": sorted(set(params["packages"]) - set(packages)),
         "packages_installed": packages if params["list_packages"] else [],
@@ -273,6 +301,16 @@ def main() -> None:
                 "default": [],
                 "options": {"path": {"type": "path", "required": True}, "mode": {"type": "str", "required": True}},
             },
+            "files": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "path": {"type": "path", "required": True},
+                    "mode": {"type": "str", "required": True},
+                    "sha256": {"type": "str", "required": True},
+                },
+            },
             "ports": {"type": "list", "elements": "int", "default": []},
             "own_markers": {"type": "list", "elements": "str", "default": ["ironserve"]},
             "packages": {"type": "list", "elements": "str", "default": []},
@@ -286,11 +324,12 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    for item in module.params["directories"]:
-        if not re.match("^0?[0-7]{3}$", item["mode"]):
-            module.fail_json(
-                msg="directories: the mode of {0} must be an octal number such as 0755, not {1}".format(item["path"], item["mode"])
-            )
+    for option in ("directories", "files"):
+        for item in module.params[option]:
+            if not re.match("^0?[0-7]{3}$", item["mode"]):
+                module.fail_json(
+                    msg="{0}: the mode of {1} must be an octal number such as 0755, not {2}".format(option, item["path"], item["mode"])
+                )
     try:
         facts = look(module.params)
         checks = _host.host_checks(facts, module.params["needs"])

@@ -244,9 +244,9 @@ results:
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._verify import (
-    Endpoint,
     Limits,
     prove_all,
     read_acceptance,

@@ -134,8 +134,8 @@ results:
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
-from ansible_collections.ironserve.llm.plugins.module_utils._verify import Endpoint
 from ansible_collections.ironserve.llm.plugins.module_utils._warmup import Knowledge, warm_all
 from ansible_collections.ironserve.llm.plugins.module_utils._words import sendable
 

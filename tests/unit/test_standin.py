@@ -30,6 +30,7 @@ from standin import engine, fleet
 from standin.engine import BlockPool, Core, CoreOptions, Plan, Script, Sequence, Span
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _quality, _verify
+from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CAPTURES = ROOT / "tests/fixtures/vllm"
@@ -1081,7 +1082,7 @@ def test_the_proof_of_real_inference_finds_it_right(engines: dict[str, fleet.Eng
         {"check": "prefix_cache", "lines": 200},
     ]
     proof = _verify.Verifier(
-        _verify.Endpoint("standin", engines["open"].url, cards=("0",)), "big", _verify.read_acceptance({"checks": checks}), _verify.Limits()
+        Endpoint("standin", engines["open"].url, cards=("0",)), "big", _verify.read_acceptance({"checks": checks}), _verify.Limits()
     ).prove()
     assert (proof.verdict, [check for check in proof.checks if check["status"] == "fail"]) == ("ok", []), proof.evidence
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _card_use, _verify
+from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
 
 from .animals import KEY, LIMITS, Animal
 from .engine import Zoo
@@ -98,7 +99,7 @@ def prove(animal: Animal) -> _verify.Proof:
         if animal.prepare is not None:
             animal.prepare(zoo)
         container = "zoo" if animal.cards_pct is not None else ""
-        endpoint = _verify.Endpoint(animal.name, zoo.url, path, container=container, platform="zoo")
+        endpoint = Endpoint(animal.name, zoo.url, path, container=container, platform="zoo")
         return _verify.prove_all([endpoint], "zoo", acceptance, _verify.Limits(**LIMITS))[0]
 
 

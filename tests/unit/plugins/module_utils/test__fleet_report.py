@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.ironserve.llm.plugins.module_utils._fleet_report import build, fleet_status, fold, group, mask, render
+from ansible_collections.ironserve.llm.plugins.module_utils._fleet_report import build, fleet_status, group, mask, render
+from ansible_collections.ironserve.llm.plugins.module_utils._names import fold
 
 
 def check(name, status="pass", detail="", fix=""):

@@ -18,6 +18,7 @@ from faults.zoo.animals import ODDITIES, Instead, Says
 from faults.zoo.engine import HANG, Behaviour, Zoo
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _card_use, _docker, _verify
+from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 ACCEPTANCE = {
@@ -59,7 +60,7 @@ LIMITS = _verify.Limits(first_token_s=1.0, request_s=3.0, total_s=30.0, slow_win
 
 
 def prove(engine, acceptance=None, limits=LIMITS, model="scripted", **options):
-    endpoint = _verify.Endpoint("r0", engine.url, options.pop("api_key_file", ""), **options.pop("endpoint", {}))
+    endpoint = Endpoint("r0", engine.url, options.pop("api_key_file", ""), **options.pop("endpoint", {}))
     return _verify.prove_all([endpoint], model, _verify.read_acceptance(acceptance or ACCEPTANCE), limits, **options)[0]
 
 
@@ -226,7 +227,7 @@ def test_nothing_listens_is_dead():
 
 def test_several_replicas_keep_their_order_and_verdicts():
     with Engine("healthy") as one, Engine("garbage_run") as two, Engine("healthy") as three:
-        endpoints = [_verify.Endpoint(name, engine.url) for name, engine in (("a", one), ("b", two), ("c", three))]
+        endpoints = [Endpoint(name, engine.url) for name, engine in (("a", one), ("b", two), ("c", three))]
         proofs = _verify.prove_all(endpoints, "scripted", _verify.read_acceptance(ACCEPTANCE), LIMITS)
     assert [(proof.name, proof.verdict) for proof in proofs] == [("a", "ok"), ("b", "garbage"), ("c", "ok")]
     lines = _verify.table(proofs)
@@ -361,7 +362,7 @@ class Phrases(Behaviour):
 def prove_fleet(behaviours, acceptance):
     with contextlib.ExitStack() as stack:
         zoos = [stack.enter_context(Zoo(behaviour)) for behaviour in behaviours]
-        endpoints = [_verify.Endpoint("r{0}".format(index), zoo.url) for index, zoo in enumerate(zoos)]
+        endpoints = [Endpoint("r{0}".format(index), zoo.url) for index, zoo in enumerate(zoos)]
         return _verify.prove_all(endpoints, "zoo", _verify.read_acceptance(acceptance), LIMITS)
 
 

@@ -12,6 +12,7 @@ import pytest
 from faults.engines import scripted
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _card_use, _verify
+from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 COLD_S = 0.3
@@ -42,7 +43,7 @@ def prove(monkeypatch, caches, cards=("cpu:0",), wanted=None):
 
     monkeypatch.setattr(_card_use, "sampler", no_sampler)
     with scripted.Engine("healthy") as engine:
-        endpoint = _verify.Endpoint("r0", engine.url, cards=tuple(cards))
+        endpoint = Endpoint("r0", engine.url, cards=tuple(cards))
         proof = _verify.prove_all([endpoint], "scripted", wanted or acceptance(), _verify.Limits(first_token_s=5, request_s=10))[0]
     return proof, {check["check"]: check for check in proof.checks}, seen
 

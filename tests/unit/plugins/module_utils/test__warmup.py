@@ -12,7 +12,7 @@ import pytest
 from faults.engines.scripted import Engine
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _docker, _warmup
-from ansible_collections.ironserve.llm.plugins.module_utils._verify import Endpoint
+from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
 
 
 def warm(engine, timeout_s=3.0, requests=1, container="", key=""):

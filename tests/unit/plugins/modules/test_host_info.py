@@ -6,8 +6,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
+
+import pytest
 
 from ansible_collections.ironserve.llm.plugins.modules import host_info
 
@@ -67,6 +70,31 @@ def test_directories_that_are_not_there_are_given_back_as_they_were_asked_for(ru
     assert run_module(host_info, {"directories": wanted})["directories_wanting"] == wanted[:1]
 
 
-def test_a_mode_that_is_no_octal_number_is_named(run_module):
-    result = run_module(host_info, {"directories": [{"path": "/keys", "mode": "u=rwx"}]})
-    assert result["failed"] and "mode of /keys" in result["msg"] and "u=rwx" in result["msg"]
+def test_files_that_are_not_as_they_shall_be_are_named(run_module, tmp_path, monkeypatch):
+    def wanting(path, mode="0640", content=b"a\n"):
+        asked = {"path": str(path), "mode": mode, "sha256": hashlib.sha256(content).hexdigest()}
+        return run_module(host_info, {"files": [asked]})["files_wanting"] == [str(path)]
+
+    file, link = tmp_path / "file", tmp_path / "link"
+    assert wanting(file)
+    file.write_bytes(b"a\n")
+    file.chmod(0o640)
+    link.symlink_to(file)
+    real = os.stat
+    monkeypatch.setattr(os, "stat", lambda path, **more: owned(real(path, **more), 0, 0))
+    assert not wanting(file) and not wanting(link)
+    assert wanting(file, mode="0600") and wanting(file, content=b"b\n") and wanting(tmp_path)
+    monkeypatch.setattr(os, "stat", lambda path, **more: owned(real(path, **more), 0, 7))
+    assert wanting(file)
+
+
+def owned(found, uid, gid):
+    """The same as if it were that user's."""
+    return os.stat_result((*found[:4], uid, gid, *found[6:]))
+
+
+@pytest.mark.parametrize("option", ["directories", "files"])
+def test_a_mode_that_is_no_octal_number_is_named(run_module, option):
+    item = {"path": "/keys", "mode": "u=rwx"}
+    result = run_module(host_info, {option: [item if option == "directories" else dict(item, sha256="0")]})
+    assert result["failed"] and option + ": the mode of /keys" in result["msg"] and "u=rwx" in result["msg"]

@@ -80,6 +80,7 @@ def test_measures_replicas_and_gateway_and_scores(engines, tmp_path):
     assert "endpoint" in done.stdout and "key-of-the" not in done.stdout + json.dumps(result)
 
 
+@pytest.mark.long
 def test_the_conversations_of_the_role_are_asked_without_a_file(engines, tmp_path):
     wanted = {"concurrency": [2], "requests": 2, "repeats": 1, "warmup": 0, "output_tokens": 5, "prompts": {"kind": "sharegpt"}}
     done = play(engines, tmp_path, acceptance_benchmark_protocol=wanted, acceptance_accuracy_probe={"limit": 1, "max_tokens": 8})

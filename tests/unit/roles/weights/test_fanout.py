@@ -88,6 +88,7 @@ def mirror(site: Site) -> dict:
     return {"kind": "http", "url": f"{site.hub.url}/mirror/{NAME}"}
 
 
+@pytest.mark.long
 def test_one_download_for_all_and_then_a_ninth_host_and_the_way_back(site):
     said = site.play(mirror(site), FILES, hosts="a:b:c", options=["--check"])
     assert "m/v: a -> b -> c" in said and not site.weights("a").parent.exists()
