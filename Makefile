@@ -40,10 +40,10 @@ venv-test:  ## Make .venv with the tools of the gates too
 	@$(GATE)/bootstrap.sh test
 
 test: venv-test  ## Every gate; converges this machine and cleans it up again
-	@$(GATE)/layers.sh lint units sanity slow molecule
+	@$(GATE)/layers.sh units+lint slow molecule+sanity
 
 test-fast: venv-test  ## Lint and unit tests only, no containers
-	@$(GATE)/layers.sh lint units
+	@$(GATE)/layers.sh units+lint
 
 test-long: venv-test  ## Soaks and repeats
 	@$(GATE)/layers.sh long

@@ -7,6 +7,8 @@ ROOT=$PWD
 VENV=$ROOT/.venv
 CACHE=$ROOT/.cache
 mkdir -p "$CACHE"
+# What Python compiles is kept: everything here is loaded again and again, and compiling it takes longer than running it.
+unset PYTHONDONTWRITEBYTECODE
 # A checkout that belongs to somebody else (a mount, a build user) is still this checkout; git wants to be told.
 export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The shipped playbooks on real parts. Scenario "default" is site.yml on this machine; "fleet" the same on nodes over ssh, in a lab beside
-# it; "preflight" the shipped preflight.yml on hosts of all vendors, played on such nodes. SCENARIOS names others than the first.
+# it; "preflight" the shipped preflight.yml on hosts of all vendors, played on such nodes. SCENARIOS names others than the first two.
 . "$(dirname "$0")/common.sh"
 [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null || die "molecule needs root or a sudo that asks no password: it converges this machine."
 # Molecule frames what ansible prints and wraps it at the width of the terminal.
@@ -16,7 +16,7 @@ finish() {
 }
 trap finish EXIT
 trap 'exit 130' INT TERM
-for scenario in ${SCENARIOS:-default}; do
+for scenario in ${SCENARIOS:-default fleet}; do
   [ "$scenario" != default ] || site=1
   "$VENV/bin/python" tests/gate/machine.py forget "$CACHE/machine-$scenario.json"
   molecule reset --scenario-name "$scenario"

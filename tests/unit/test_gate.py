@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,16 @@ def checkout(tmp_path: Path) -> Path:
     gate.mkdir(parents=True)
     for name in ("common.sh", "layers.sh"):
         (gate / name).write_bytes((ROOT / "tests/gate" / name).read_bytes())
-    for name, body in {"good": "exit 0", "bad": "exit 3", "hurt": "kill -TERM $PPID; exit 1"}.items():
+    for name, body in {
+        "good": "exit 0",
+        "bad": "echo what went wrong; exit 3",
+        "hurt": "kill -TERM $PPID; exit 1",
+        # They end only when both are there at the same time.
+        "left": "mkfifo meet; echo there >meet",
+        "right": "until [ -p meet ]; do sleep 0.05; done; cat meet",
+        "endless": "echo $$ >endless.pid; sleep 600",
+        "hurt_late": "until [ -s endless.pid ]; do sleep 0.05; done; kill -TERM $PPID; exit 1",
+    }.items():
         layer = gate / f"layer_{name}.sh"
         layer.write_text(f"#!/usr/bin/env bash\n{body}\n")
         layer.chmod(0o755)
@@ -84,9 +94,28 @@ def checkout(tmp_path: Path) -> Path:
         (["good", "bad", "good"], "2 passed, 1 failed", 1),
         (["good", "absent"], "1 passed, 1 failed", 1),
         (["good", "hurt", "good"], "1 passed, 2 failed", 1),
+        (["left+right", "good"], "3 passed, 0 failed", 0),
+        (["good+bad", "good"], "2 passed, 1 failed", 1),
+        (["bad+good", "good"], "2 passed, 1 failed", 1),
     ],
 )
 def test_the_runner_counts_layers_and_says_so_last(checkout: Path, layers: list[str], closing: str, status: int) -> None:
     result = subprocess.run(["bash", "tests/gate/layers.sh", *layers], cwd=checkout, capture_output=True, text=True)
     assert result.stdout.splitlines()[-1] == closing
     assert (result.returncode != 0) == (status != 0)
+
+
+def test_what_runs_beside_is_shown_when_both_have_ended(checkout: Path) -> None:
+    said = subprocess.run(["bash", "tests/gate/layers.sh", "good+bad"], cwd=checkout, capture_output=True, text=True)
+    assert said.stdout.splitlines()[:-1] == ["what went wrong", "not passed: bad"]
+    assert said.stderr.index("gate: good passed") < said.stderr.index("gate: bad FAILED")
+
+
+def test_who_is_interrupted_ends_what_runs_beside(checkout: Path) -> None:
+    said = subprocess.run(["bash", "tests/gate/layers.sh", "hurt_late+endless"], cwd=checkout, capture_output=True, text=True)
+    assert said.stdout.splitlines()[-1] == "0 passed, 2 failed"
+    pid = int((checkout / "endless.pid").read_text())
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
