@@ -59,6 +59,7 @@ class Card:
         die: number of the die on a card that has several.
         link: ``up``, ``down`` or ``unknown``; None where the card has no link of its own.
         link_detail: address and network health of the link, in one line.
+        uuid: the vendor's own name of the card, by which its container toolkit is asked for it; empty where there is none.
     """
 
     id: str
@@ -84,6 +85,7 @@ class Card:
     die: int | None = None
     link: str | None = None
     link_detail: str = ""
+    uuid: str = ""
 
 
 @dataclasses.dataclass

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ansible_collections.ironserve.llm.plugins.module_utils._container_request import differences
+
 KEEP = "keep"
 CREATE = "create"
 START = "start"
@@ -64,6 +66,13 @@ def wanted(spec: dict[str, Any]) -> dict[str, Any]:
     return {"spec_hash": spec["spec_hash"], "image": spec["image"], "command": spec["command"], "running": True}
 
 
+def changed(spec: dict[str, Any], current: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Where a container differs from its specification, as ``{field: (found, wanted)}``: another hash says it all, under the same one
+    each field is compared."""
+    found = describe(current)["spec_hash"]
+    return {"spec_hash": (found, spec["spec_hash"])} if found != spec["spec_hash"] else differences(spec, current)
+
+
 def decide(state: str, spec: dict[str, Any], current: dict[str, Any] | None, previous: dict[str, Any] | None) -> Decision:
     """Choose the step that leads container ``spec["name"]`` to ``state``.
 
@@ -78,15 +87,20 @@ def decide(state: str, spec: dict[str, Any], current: dict[str, Any] | None, pre
         after = wanted(spec)
         if current is None:
             return Decision(name, CREATE, "there is no such container", before, after)
-        if before["spec_hash"] != spec["spec_hash"]:
+        off = changed(spec, current)
+        if "spec_hash" in off:
             return Decision(name, REPLACE, "its specification changed", before, after)
+        if off:
+            before.update((field, pair[0]) for field, pair in off.items())
+            after.update((field, pair[1]) for field, pair in off.items())
+            return Decision(name, REPLACE, "it is not as planned: {0}".format(", ".join(sorted(off))), before, after)
         if not before["running"]:
             return Decision(name, START, "it does not run", before, after)
         return Decision(name, KEEP, "it runs as planned", before, before)
     if state == "reverted":
         if previous is not None:
             return Decision(name, REVERT, "the replica it replaced comes back", before, dict(describe(previous), running=True))
-        if current is not None and before["running"] and before["spec_hash"] != spec["spec_hash"]:
+        if current is not None and before["running"] and changed(spec, current):
             return Decision(name, UNTOUCHED, "it was not replaced yet", before, before)
         if current is not None and before["running"]:
             return Decision(name, STOP, "it has no predecessor to come back", before, dict(before, running=False))

@@ -10,6 +10,7 @@ import calendar
 import time
 from typing import Any
 
+from ansible_collections.ironserve.llm.plugins.module_utils._container_request import request
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 try:
@@ -158,46 +159,8 @@ def remove_network(client: Any, name: str) -> bool:
 
 
 def create(client: Any, spec: dict[str, Any]) -> None:
-    """Create and start the container of ``spec``, with no more rights than it needs.
-
-    No capability, no new privileges, the default seccomp profile, a read-only root, only the replica's own devices. ``/tmp`` is
-    executable because compiled kernels are loaded from it.
-    """
-    publish = spec["publish"]
-    memory = spec["memory_mib"] * 2**20 or None
-    host_config = client.create_host_config(
-        port_bindings={publish["container_port"]: (publish["address"], publish["port"])},
-        mounts=[
-            docker.types.Mount(item["target"], item["source"], type="bind", read_only=bool(item.get("read_only")))
-            for item in spec["mounts"]
-        ],
-        devices=["{0}:{0}:rw".format(path) for path in spec["devices"]],
-        group_add=[str(gid) for gid in spec["groups"]],
-        cpuset_cpus=spec["cpuset"] or None,
-        mem_limit=memory,
-        memswap_limit=memory,
-        shm_size=spec["shm_mib"] * 2**20,
-        pids_limit=spec["pids_limit"],
-        read_only=True,
-        tmpfs={"/tmp": "rw,exec,nosuid,nodev,mode=1777,size=512m"},
-        cap_drop=["ALL"],
-        security_opt=["no-new-privileges:true"],
-        network_mode=spec["network"],
-        restart_policy={"Name": "unless-stopped"},
-        log_config=docker.types.LogConfig(type="json-file", config={"max-size": "16m", "max-file": "3"}),
-    )
-    client.create_container(
-        spec["image"],
-        name=spec["name"],
-        entrypoint=spec["entrypoint"],
-        command=spec["command"],
-        environment=spec["environment"],
-        labels=spec["labels"],
-        user=spec["user"],
-        ports=[publish["container_port"]],
-        host_config=host_config,
-        stop_timeout=spec["stop_timeout_s"],
-    )
+    """Create and start the container of ``spec``, exactly as ``request`` says: a proxy of this host's own settings is not handed in."""
+    client.create_container_from_config(request(spec), spec["name"])
     client.start(spec["name"])
 
 

@@ -49,6 +49,8 @@ REFUSED_ENVIRONMENT = {
     "VLLM_PORT": "it moves the engine to another replica's port",
 }
 
+#: Whose shared memory a container may see.
+IPC_MODES = ("private", "host")
 
 _SERVED = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}\Z")
 
@@ -355,6 +357,34 @@ def version_of(data: PlanInput) -> str:
     return data.engine_version or image_versions({"reference": data.image})[0] or ""
 
 
+def device_requests(data: PlanInput, members: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a vendor's container toolkit is asked for: exactly these cards, by what the platform says never changes of them.
+
+    Raises LLMError for a card that is not known by that.
+    """
+    requests = []
+    for item in data.catalog["platform"]["container"].get("device_requests", []):
+        nameless = [card["id"] for card in members if not card.get(item["per_card"])]
+        if nameless:
+            raise LLMError(
+                "card {0} of host {1} has no known '{2}', by which the {3} toolkit is asked for it; read the cards anew".format(
+                    ", ".join(nameless), data.host, item["per_card"], item["driver"]
+                )
+            )
+        ids = [str(card[item["per_card"]]) for card in members]
+        requests.append({"driver": item["driver"], "capabilities": list(item["capabilities"]), "device_ids": ids})
+    return requests
+
+
+def check_rights(needs: dict[str, Any]) -> None:
+    """Refuse what a platform's ``container`` may not give. Raises LLMError naming the key."""
+    if needs.get("ipc", "private") not in IPC_MODES:
+        raise LLMError("container.ipc of the platform is {0!r}; it is one of {1}".format(needs["ipc"], ", ".join(IPC_MODES)))
+    for option in needs.get("security_opt", []):
+        if str(option).startswith("no-new-privileges"):
+            raise LLMError("container.security_opt of the platform says {0}; every replica has no-new-privileges:true".format(option))
+
+
 def container_spec(data: PlanInput, settings: dict[str, Any], number: int, members: list[dict[str, Any]]) -> dict[str, Any]:
     """Describe the one container of a replica, engine-neutral, without any secret.
 
@@ -362,6 +392,7 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
     """
     engine, platform = data.catalog["engine"], data.catalog["platform"]
     needs = platform["container"]
+    check_rights(needs)
     entry = data.catalog["weights"].get("entry", ".")
     words = dict(
         settings,
@@ -426,9 +457,15 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
             {"source": data.key_file, "target": KEY_TARGET, "read_only": True},
         ]
         + described
-        + needs.get("mounts", []),
+        + needs.get("mounts", [])
+        # Only the host knows whether it has these.
+        + [dict(item, optional=True) for item in needs.get("mounts_optional", [])],
         "devices": devices,
         "own_devices": own,
+        "device_requests": device_requests(data, members),
+        "cap_add": list(needs.get("cap_add", [])),
+        "security_opt": list(needs.get("security_opt", [])),
+        "ipc": needs.get("ipc", "private"),
         # Root's group opens far more than a node.
         "groups": sorted({data.device_nodes[path] for path in devices if path in data.device_nodes} - {0}),
         "cpuset": cpuset,

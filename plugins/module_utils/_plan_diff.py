@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ansible_collections.ironserve.llm.plugins.module_utils._container_request import differences
 from ansible_collections.ironserve.llm.plugins.module_utils._containers import PREVIOUS_SUFFIX
 
 #: What becomes of a replica.
@@ -72,7 +73,11 @@ def _maps(what: str, before: dict[str, str], after: dict[str, str]) -> list[str]
 def _one(replica: dict[str, Any], found: dict[str, Any]) -> Difference:
     spec, labels = replica["spec"], found["labels"]
     if labels.get("ironserve.spec") == spec["spec_hash"]:
-        return Difference(spec["name"], SAME if found["running"] else START)
+        off = differences(spec, found["inspected"])
+        if not off:
+            return Difference(spec["name"], SAME if found["running"] else START)
+        lines = ["~ {0} {1} -> {2}".format(field, *off[field]) for field in sorted(off)]
+        return Difference(spec["name"], CHANGE, ["not as planned, although its hash is:"] + lines)
     later, lines = [], []
     if spec["image"].startswith(_LATER):
         later.append("image (now {0})".format(found["image"]))
@@ -121,8 +126,8 @@ def compare(plan: dict[str, Any], containers: list[dict[str, Any]]) -> list[Diff
 def describe(inspected: dict[str, Any]) -> dict[str, Any]:
     """What ``compare`` needs of a container, from the container engine's own description.
 
-    Returns ``{"name", "running", "image", "labels", "command", "environment", "publish", "devices"}``; ``publish`` is the first published
-    port (``address``, ``port``) or empty.
+    Returns ``{"name", "running", "image", "labels", "command", "environment", "publish", "devices", "inspected"}``; ``publish`` is the
+    first published port (``address``, ``port``) or empty, ``inspected`` the whole description.
     """
     config, host = inspected["Config"], inspected["HostConfig"]
     bindings = [item for items in (host.get("PortBindings") or {}).values() for item in items or []]
@@ -135,4 +140,5 @@ def describe(inspected: dict[str, Any]) -> dict[str, Any]:
         "environment": dict(item.split("=", 1) for item in config.get("Env") or [] if "=" in item),
         "publish": {"address": bindings[0]["HostIp"], "port": int(bindings[0]["HostPort"])} if bindings else {},
         "devices": [item["PathOnHost"] for item in host.get("Devices") or []],
+        "inspected": inspected,
     }

@@ -360,6 +360,7 @@ def _mig_cards(
                 numa_node=parent.numa_node,
                 physical_id=parent.physical_id,
                 logical_id=parent.logical_id,
+                uuid=device.uuid,
             )
         )
     checks = [Check("mig", PASS, "GPU {0} is {1} cards".format(number, len(cards)))]
@@ -429,6 +430,7 @@ def _card(vendor: Vendor, gpu: Gpu, listed: Listed | None, minors: dict[str, int
         numa_node=vendor.numa_node(gpu.address) if gpu.address else None,
         physical_id=minor,
         logical_id=gpu.index,
+        uuid=gpu.uuid or (listed.uuid if listed else "") or about.get("GPU UUID", ""),
     )
 
 

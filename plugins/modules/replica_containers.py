@@ -15,6 +15,7 @@ description:
   - A replaced container is stopped and kept under the name C(<name>-previous) until it is committed or reverted, so that a change
     whose proof fails is undone without building anything anew.
   - Drains nothing. Take a replica out of the gateway first.
+  - An optional mount is left out where the host lacks its source.
 author:
   - ironserve.llm contributors (@ironserve)
 requirements:
@@ -34,7 +35,8 @@ options:
     required: true
   state:
     description:
-      - V(present) makes each container run with its specification.
+      - V(present) makes each container run with its specification. One that carries its hash and was changed all the same, or was made
+        otherwise, is made anew.
       - V(reverted) brings back what a container replaced; one that replaced nothing is stopped and kept for its logs,
         and one that was not replaced yet runs on.
       - V(committed) removes what was replaced.
@@ -90,7 +92,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _containers, _docker, _ports
+from ansible_collections.ironserve.llm.plugins.module_utils import _container_request, _containers, _docker, _ports
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 
@@ -185,6 +187,8 @@ def run(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
     # A predecessor named on its own, as an orphan is, goes with its successor: two jobs must not remove one container.
     successors = {spec["name"] + _containers.PREVIOUS_SUFFIX for spec in params["specs"]}
     specs = [spec for spec in params["specs"] if spec["name"] not in successors]
+    if state in ("present", "reverted"):
+        specs = [_container_request.for_host(spec, os.path.exists) for spec in specs]
     try:
         client = _docker.connect(params["socket"])
     except _docker.EngineAbsent:

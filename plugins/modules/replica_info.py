@@ -12,7 +12,8 @@ short_description: Tell which replicas run on a host, and what a plan would chan
 version_added: "0.1.0"
 description:
   - Reads the containers of this collection's replicas, and holds a plan against them. The specification hash that each container carries
-    decides; where it is another one, image, arguments, environment, port, cards, devices and weights are compared one by one.
+    decides; where it is another one, image, arguments, environment, port, cards, devices and weights are compared one by one. Where it is
+    the same, what the engine says of the container is held against what it was asked to make.
   - A host without a container engine runs nothing.
 author:
   - ironserve.llm contributors (@ironserve)
@@ -67,11 +68,12 @@ lines:
 """
 
 import dataclasses
+import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _docker, _plan_diff
+from ansible_collections.ironserve.llm.plugins.module_utils import _container_request, _docker, _plan_diff
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 
@@ -84,10 +86,13 @@ def run(plan: dict[str, Any], socket: str) -> dict[str, Any]:
     else:
         found = [inspected for inspected in (_docker.inspect(client, name) for name in _docker.replica_names(client)) if inspected]
     containers = [_plan_diff.describe(inspected) for inspected in found]
+    if plan:
+        replicas = [dict(item, spec=_container_request.for_host(item["spec"], os.path.exists)) for item in plan["replicas"]]
+        plan = dict(plan, replicas=replicas)
     differences = _plan_diff.compare(plan, containers) if plan else []
     for container in containers:
-        # It may hold what a user put there, and nobody needs it.
-        del container["environment"]
+        # They may hold what a user put there, and nobody needs them.
+        del container["environment"], container["inspected"]
     return {
         "changed": False,
         "replicas": containers,

@@ -23,7 +23,7 @@ import uuid
 
 import pytest
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _containers, _docker
+from ansible_collections.ironserve.llm.plugins.module_utils import _container_request, _containers, _docker
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.modules import replica_containers
 
@@ -116,6 +116,10 @@ def make_spec(image, client, tmp_path):
             ],
             "devices": [],
             "own_devices": [],
+            "device_requests": [],
+            "cap_add": [],
+            "security_opt": [],
+            "ipc": "private",
             "groups": [],
             "cpuset": "0",
             "memory_mib": 64,
@@ -229,6 +233,26 @@ def test_rights_as_the_engine_sees_them(client, make_spec, module, tmp_path):
     assert "a-secret-word" not in str(found)
     status = (tmp_path / "cache" / "c0").stat()
     assert (status.st_uid, status.st_mode & 0o777) == (64064, 0o700)
+
+
+def test_what_the_engine_made_is_what_it_was_asked_for(client, make_spec, module):
+    """Every field, in the engine's own spelling; otherwise each run would make every replica anew."""
+    spec = make_spec(devices=["/dev/null", "/dev/zero"], groups=[44, 1000], cap_add=["SYS_PTRACE"], security_opt=["seccomp=unconfined"])
+    module([spec])
+    assert _container_request.differences(spec, _docker.inspect(client, spec["name"])) == {}
+
+
+def test_a_limit_that_was_changed_by_hand_is_put_right(client, make_spec, module):
+    spec = make_spec()
+    module([spec])
+    born = _docker.inspect(client, spec["name"])["Id"]
+    client.update_container(spec["name"], restart_policy={"Name": "no"})
+    result = module([spec], check_mode=True)
+    assert (actions(result), result["actions"][0]["reason"]) == (["replace"], "it is not as planned: HostConfig.RestartPolicy")
+    module([spec])
+    found = _docker.inspect(client, spec["name"])
+    assert found["Id"] != born and found["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped"
+    assert actions(module([spec])) == ["keep"]
 
 
 def test_rights_as_the_kernel_enforces_them(client, make_spec, module):

@@ -9,18 +9,28 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from unit.plugins.played import container as played
 
 from ansible_collections.ironserve.llm.plugins.module_utils._containers import STATES, decide, device_conflicts
 
-SPEC = {"name": "ironserve-c0", "spec_hash": "new", "image": "img:2", "command": ["serve"]}
+SPEC = dict(played.SPEC, name="ironserve-c0", image="img:2")
 
 
 def container(spec_hash, running=True):
-    return {
-        "Name": "/ironserve-c0",
-        "Config": {"Labels": {"ironserve.spec": spec_hash}, "Image": "img:1", "Cmd": ["serve", "--old"], "Env": ["SECRET=hush"]},
-        "State": {"Running": running},
-    }
+    found = played.described(SPEC, running)
+    found["Config"]["Labels"]["ironserve.spec"] = spec_hash
+    found["Config"]["Env"].append("SECRET=hush")
+    if spec_hash != "new":
+        found["Config"].update(Image="img:1", Cmd=["serve", "--old"])
+    return found
+
+
+def limited(running=True):
+    """As planned by its hash, and changed by hand since: another limit, another variable."""
+    found = container("new", running)
+    found["HostConfig"]["PidsLimit"] = 64
+    found["Config"]["Env"].append("USER=hush")
+    return found
 
 
 NOTHING = None
@@ -29,6 +39,8 @@ STOPPED = container("new", running=False)
 OLD = container("old")
 OLD_STOPPED = container("old", running=False)
 PREVIOUS = container("older", running=False)
+LIMITED = limited()
+LIMITED_STOPPED = limited(running=False)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +51,12 @@ PREVIOUS = container("older", running=False)
         ("present", STOPPED, NOTHING, "start"),
         ("present", OLD, NOTHING, "replace"),
         ("present", OLD_STOPPED, NOTHING, "replace"),
+        # The hash says as planned, the engine says otherwise.
+        ("present", LIMITED, NOTHING, "replace"),
+        ("present", LIMITED_STOPPED, NOTHING, "replace"),
+        ("present", LIMITED, PREVIOUS, "replace"),
+        ("reverted", LIMITED, NOTHING, "untouched"),
+        ("reverted", LIMITED, PREVIOUS, "revert"),
         # Killed after the old one was put aside, before the new one was there.
         ("present", NOTHING, PREVIOUS, "create"),
         # Killed between making and starting the new one.
@@ -80,7 +98,8 @@ def test_decision(state, current, previous, action):
 
 
 @pytest.mark.parametrize(
-    ("state", "current", "previous"), list(itertools.product(STATES, [NOTHING, AS_PLANNED, STOPPED, OLD, OLD_STOPPED], [NOTHING, PREVIOUS]))
+    ("state", "current", "previous"),
+    list(itertools.product(STATES, [NOTHING, AS_PLANNED, STOPPED, OLD, OLD_STOPPED, LIMITED], [NOTHING, PREVIOUS])),
 )
 def test_diff_tells_the_truth(state, current, previous):
     """A kept container shows no difference, every other one does; neither shows environment."""
@@ -93,6 +112,13 @@ def test_replacement_shows_old_and_new():
     decision = decide("present", SPEC, OLD, None)
     assert decision.before == {"spec_hash": "old", "image": "img:1", "command": ["serve", "--old"], "running": True}
     assert decision.after == {"spec_hash": "new", "image": "img:2", "command": ["serve"], "running": True}
+
+
+def test_a_change_by_hand_is_named_with_both_sides():
+    decision = decide("present", SPEC, LIMITED, None)
+    assert decision.reason == "it is not as planned: Env, HostConfig.PidsLimit"
+    assert (decision.before["HostConfig.PidsLimit"], decision.after["HostConfig.PidsLimit"]) == (64, 256)
+    assert decision.before["Env"] == ["USER is another"]
 
 
 def test_revert_shows_the_predecessor_running():

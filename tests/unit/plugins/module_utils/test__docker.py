@@ -16,33 +16,11 @@ import socketserver
 import threading
 
 import pytest
+from unit.plugins.played.container import SPEC
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _docker
+from ansible_collections.ironserve.llm.plugins.module_utils._container_request import request
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
-
-SPEC = {
-    "name": "ironserve-c1",
-    "image": "img",
-    "entrypoint": None,
-    "command": ["serve"],
-    "environment": {"HOME": "/cache"},
-    "mounts": [
-        {"source": "/w", "target": "/models", "read_only": True},
-        {"source": "/c", "target": "/cache", "read_only": False, "owner": 64064},
-    ],
-    "devices": ["/dev/kfd", "/dev/dri/card1"],
-    "own_devices": ["/dev/dri/card1"],
-    "groups": [44],
-    "cpuset": "1",
-    "memory_mib": 1024,
-    "shm_mib": 64,
-    "pids_limit": 256,
-    "stop_timeout_s": 20,
-    "user": "64064:64064",
-    "network": "ironserve",
-    "publish": {"address": "127.0.0.1", "port": 8002, "container_port": 8000},
-    "labels": {"ironserve.replica": "local-c1"},
-}
 
 
 class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -208,7 +186,7 @@ def test_created_without_rights_it_does_not_need(created):
     assert host["SecurityOpt"] == ["no-new-privileges:true"]
     assert host["ReadonlyRootfs"] is True
     assert host["NetworkMode"] == "ironserve"
-    assert not host.get("PidMode") and not host.get("IpcMode") and not host.get("UTSMode")
+    assert not host.get("PidMode") and host["IpcMode"] == "private" and not host.get("UTSMode")
     assert created["User"] == "64064:64064"
 
 
@@ -225,6 +203,11 @@ def test_created_with_its_own_devices_mounts_and_limits(created):
 
 def test_port_is_bound_to_its_address_only(created):
     assert created["HostConfig"]["PortBindings"] == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": "8002"}]}
+
+
+def test_asked_for_exactly_as_the_request_says(created, engine):
+    assert created == request(SPEC)
+    assert any(path.endswith("/containers/create?name=ironserve-c1") for path in engine.asked)
 
 
 def test_no_limits_where_the_platform_sets_none(engine, client):

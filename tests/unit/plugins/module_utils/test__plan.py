@@ -719,3 +719,73 @@ def test_two_models_share_the_cards_of_a_host_without_sharing_names_ports_or_cac
         if not mount["read_only"]
     ]
     assert len(set(sources)) == 4
+
+
+# Rights and cards
+
+
+def nvidia(catalog, **card):
+    """Make the plan's input for a host with one H100."""
+    found = {"id": "0000:10:00.0", "index": 0, "health": "ok", "memory_total_mib": 81559, "devices": {"nvidia": "/dev/nvidia0"}}
+    return PlanInput(
+        host="h100-01",
+        address="127.0.0.1",
+        catalog=resolve(catalog, "nvidia_h100", "qwen3.6-35b-a3b", weights="fp8"),
+        cards=[dict(found, **card)],
+        image="registry.example/vllm:v0.32.0",
+        weights_path="/w",
+        key_file="/k",
+        cache_dir="/c",
+    )
+
+
+def test_the_toolkit_is_asked_for_the_card_by_its_uuid(catalog):
+    spec = make_plan(nvidia(catalog, uuid="GPU-7"))["replicas"][0]["spec"]
+    assert spec["device_requests"] == [{"driver": "nvidia", "capabilities": ["gpu"], "device_ids": ["GPU-7"]}]
+    assert spec["own_devices"] == ["/dev/nvidia0"]
+
+
+@pytest.mark.parametrize("uuid", [{}, {"uuid": ""}, {"uuid": None}])
+def test_a_card_that_the_toolkit_cannot_be_asked_for_is_refused(catalog, uuid):
+    with pytest.raises(LLMError, match="card 0000:10:00.0 of host h100-01 has no known 'uuid', by which the nvidia toolkit is asked"):
+        make_plan(nvidia(catalog, **uuid))
+
+
+def test_another_uuid_is_another_specification(catalog):
+    first, second = (make_plan(nvidia(catalog, uuid=name))["replicas"][0]["spec"]["spec_hash"] for name in ("GPU-7", "GPU-8"))
+    assert first != second
+
+
+def test_rights_that_a_platform_states_arrive_and_are_part_of_the_specification(k100):
+    data = k100(count=1)
+    plain = make_plan(data)["replicas"][0]["spec"]
+    assert (plain["cap_add"], plain["security_opt"], plain["ipc"]) == ([], [], "private")
+    data.catalog["platform"]["container"].update(cap_add=["SYS_PTRACE"], security_opt=["seccomp=unconfined"], ipc="host")
+    wide = make_plan(data)["replicas"][0]["spec"]
+    assert (wide["cap_add"], wide["security_opt"], wide["ipc"]) == (["SYS_PTRACE"], ["seccomp=unconfined"], "host")
+    assert wide["spec_hash"] != plain["spec_hash"]
+
+
+@pytest.mark.parametrize(
+    ("needs", "says"),
+    [
+        ({"ipc": "shareable"}, "container.ipc of the platform is 'shareable'; it is one of private, host"),
+        ({"security_opt": ["no-new-privileges:false"]}, "container.security_opt of the platform says no-new-privileges:false"),
+    ],
+)
+def test_rights_that_no_replica_has_are_refused(k100, needs, says):
+    data = k100()
+    data.catalog["platform"]["container"].update(needs)
+    with pytest.raises(LLMError, match=says):
+        make_plan(data)
+
+
+def test_mounts_that_only_some_hosts_have_are_marked(k100):
+    data = k100(count=1)
+    data.catalog["platform"]["container"]["mounts_optional"] = [{"source": "/etc/a", "target": "/etc/b", "read_only": True}]
+    assert make_plan(data)["replicas"][0]["spec"]["mounts"][-1] == {
+        "source": "/etc/a",
+        "target": "/etc/b",
+        "read_only": True,
+        "optional": True,
+    }

@@ -7,32 +7,14 @@
 from __future__ import annotations
 
 import pytest
+from unit.plugins.played.container import described
 
 from ansible_collections.ironserve.llm.plugins.module_utils._plan import make_plan
 from ansible_collections.ironserve.llm.plugins.module_utils._plan_diff import compare, describe
 
 
-def inspected(spec, running=True):
-    """A container as its engine describes it after it was made from ``spec``; the image adds a variable of its own."""
-    publish = spec["publish"]
-    return {
-        "Name": "/" + spec["name"],
-        "State": {"Running": running},
-        "Config": {
-            "Image": spec["image"],
-            "Cmd": list(spec["command"]),
-            "Env": ["PATH=/usr/bin:/bin"] + ["{0}={1}".format(*item) for item in spec["environment"].items()],
-            "Labels": dict(spec["labels"]),
-        },
-        "HostConfig": {
-            "PortBindings": {"8000/tcp": [{"HostIp": publish["address"], "HostPort": str(publish["port"])}]},
-            "Devices": [{"PathOnHost": path, "PathInContainer": path} for path in spec["devices"]],
-        },
-    }
-
-
 def running(data):
-    return [describe(inspected(replica["spec"])) for replica in make_plan(data)["replicas"]]
+    return [describe(described(replica["spec"])) for replica in make_plan(data)["replicas"]]
 
 
 def states(differences):
@@ -45,6 +27,16 @@ def test_what_was_made_from_the_plan_is_the_same(k100):
     assert differences[0].lines() == ["same   ironserve-c0"]
 
 
+def test_what_was_changed_by_hand_is_no_more_the_same(k100):
+    plan = make_plan(k100(count=1))
+    found = described(plan["replicas"][0]["spec"])
+    found["HostConfig"]["Devices"] = found["HostConfig"]["Devices"][1:]
+    (difference,) = compare(plan, [describe(found)])
+    assert difference.state == "change"
+    assert difference.details[0] == "not as planned, although its hash is:"
+    assert difference.details[1].startswith("~ HostConfig.Devices ['/dev/dri/card1")
+
+
 def test_nothing_runs_and_too_much_runs(k100):
     assert states(compare(make_plan(k100()), [])) == [(name, "new") for name in ("c0", "c1", "c2", "c3")]
     fewer = make_plan(k100(count=2))
@@ -53,7 +45,7 @@ def test_nothing_runs_and_too_much_runs(k100):
 
 def test_what_stands_still_and_what_is_kept_for_the_way_back(k100):
     plan = make_plan(k100(count=1))
-    still = describe(inspected(plan["replicas"][0]["spec"], running=False))
+    still = describe(described(plan["replicas"][0]["spec"], running=False))
     assert states(compare(plan, [still])) == [("c0", "start")]
     assert states(compare(plan, running(k100(count=1)) + [dict(still, name="ironserve-c0-previous")])) == [("c0", "same")]
 
@@ -118,6 +110,7 @@ def test_a_container_of_another_hand_is_described_all_the_same():
         "environment": {},
         "publish": {},
         "devices": [],
+        "inspected": bare,
     }
 
 

@@ -53,6 +53,7 @@ def h200(**more):
         "numa_node": 1,
         "physical_id": 0,
         "logical_id": 0,
+        "uuid": "GPU-00000000-0000-0000-0000-000000000000",
     }
     return Card(**dict(fixed, **more))
 
@@ -72,6 +73,7 @@ def mig(number, profile, total, used, kind="h200", holders=()):
         memory_total_mib=total,
         memory_used_mib=used,
         holders=list(holders),
+        uuid="MIG-{0:08d}-0000-0000-0000-{0:012d}".format(number),
         **common,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from unit.plugins.played.container import described
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _docker
 from ansible_collections.ironserve.llm.plugins.module_utils._plan import make_plan
@@ -37,17 +38,9 @@ def plan(k100):
 
 
 def container(spec):
-    return {
-        "Name": "/" + spec["name"],
-        "State": {"Running": True},
-        "Config": {
-            "Image": spec["image"],
-            "Cmd": spec["command"],
-            "Env": ["HF_TOKEN=hf_canary_canary_canary"] + [f"{name}={value}" for name, value in spec["environment"].items()],
-            "Labels": spec["labels"],
-        },
-        "HostConfig": {"PortBindings": {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(spec["publish"]["port"])}]}, "Devices": []},
-    }
+    found = described(spec)
+    found["Config"]["Env"].append("HF_TOKEN=hf_canary_canary_canary")
+    return found
 
 
 def test_without_an_engine_everything_is_new(run_module, plan, tmp_path):

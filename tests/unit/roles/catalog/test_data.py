@@ -80,6 +80,7 @@ def card(platform: dict, index: int) -> dict:
         "health": "ok",
         "memory_total_mib": platform["card"]["memory_mib"],
         "devices": {kind: f"/dev/{kind}{index}" for kind in NODES[platform["probe"]]},
+        "uuid": f"GPU-{index}" if platform["probe"] == "nvidia" else "",
         "cpuset": "0" if platform["probe"] == "cpu" else "",
     }
 
