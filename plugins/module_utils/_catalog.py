@@ -166,6 +166,18 @@ PARTS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
         ("kv_cache",): {"block": int, "align": int, "page": str},
     },
     "models": {
+        ("weights",): {"default": str, "variants": dict},
+        # Which files there must be, a list with digests or the hub says, and the check of the structure what belongs together.
+        ("weights", "variants", "*"): {
+            "format": str,
+            "source": dict,
+            "entry": str,
+            "files": list,
+            "size_mib": int,
+            "settings": dict,
+            "quantization": dict,
+        },
+        ("weights", "variants", "*", "quantization"): {"method": str, "inject": bool},
         ("enhancements", "*"): {"default": bool, "settings": dict, "without": dict, "memory": dict},
         ("platforms", "*"): {
             "engine": str,

@@ -156,7 +156,8 @@ def normal(config: dict[str, Any], host: dict[str, Any]) -> dict[str, Any]:
         "Tmpfs": {path: sorted(options.split(",")) for path, options in (host.get("Tmpfs") or {}).items()},
         "CapDrop": _capabilities(host.get("CapDrop")),
         "CapAdd": _capabilities(host.get("CapAdd")),
-        "SecurityOpt": sorted(_option(item) for item in host.get("SecurityOpt") or []),
+        # An engine adds this one itself to a container with the host's shared memory.
+        "SecurityOpt": sorted({_option(item) for item in host.get("SecurityOpt") or []} - {"label:disable"}),
         "IpcMode": host.get("IpcMode") or "",
         "ShmSize": host.get("ShmSize") or 0,
         "PidsLimit": host.get("PidsLimit") or 0,

@@ -55,6 +55,8 @@ def mounts(*items):
         {"Mounts": mounts(("/c/", "/cache", False), ("/w", "/models", True))},
         {"SecurityOpt": ["no-new-privileges"]},
         {"SecurityOpt": ["no-new-privileges=true"]},
+        # Said by the engine itself for ipc host.
+        {"SecurityOpt": ["no-new-privileges:true", "label=disable"]},
         {"CapDrop": ["all"]},
         {"Tmpfs": {"/tmp": "size=512m,mode=1777,nodev,nosuid,exec,rw"}},
         {"Runtime": "nvidia", "CgroupnsMode": "host"},
