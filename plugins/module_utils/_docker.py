@@ -67,6 +67,11 @@ def log_tail(client: Any, name: str, lines: int = 400) -> str:
     return raw.decode("utf-8", "replace").rstrip()
 
 
+def last_log(name: str, socket: str = DEFAULT_SOCKET) -> str:
+    """``log_tail`` of a container by its name alone."""
+    return log_tail(connect(socket), name)
+
+
 def start_log(name: str, most_bytes: int = 4 * 2**20, socket: str = DEFAULT_SOCKET) -> str:
     """What the container wrote since its last start, at most the first ``most_bytes`` bytes, as text; empty when there is no such container."""
     client = connect(socket)
@@ -100,8 +105,8 @@ def container_pid(name: str, socket: str = DEFAULT_SOCKET) -> int:
 def container_state(name: str, socket: str = DEFAULT_SOCKET) -> dict[str, Any]:
     """Whether the container lives, and what it said last.
 
-    Returns ``{"running": bool, "exit_code": int, "oom_killed": bool, "restarts": int, "log_tail": str}``; ``log_tail`` is empty
-    while it runs.
+    Returns ``{"running": bool, "pid": int, "exit_code": int, "oom_killed": bool, "restarts": int, "log_tail": str}``; ``pid`` is 0 when it
+    does not run, ``log_tail`` is empty while it does.
     Raises LLMError when there is no such container.
     """
     client = connect(socket)
@@ -112,6 +117,7 @@ def container_state(name: str, socket: str = DEFAULT_SOCKET) -> dict[str, Any]:
     running = bool(state["Running"]) and not state.get("Restarting", False)
     return {
         "running": running,
+        "pid": int(state["Pid"]) if running else 0,
         "exit_code": int(state["ExitCode"]),
         "oom_killed": bool(state.get("OOMKilled", False)),
         "restarts": int(found.get("RestartCount", 0)),

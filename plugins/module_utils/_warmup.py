@@ -12,9 +12,10 @@ import threading
 import time
 from typing import Any
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _http, _sse
+from ansible_collections.ironserve.llm.plugins.module_utils import _cgroup, _http, _sse
 from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.module_utils._liveness import Liveness, Sample
 from ansible_collections.ironserve.llm.plugins.module_utils._log_messages import last_words
 from ansible_collections.ironserve.llm.plugins.module_utils._memory import Fit, compare, read_log
 
@@ -51,11 +52,13 @@ class Knowledge:
         messages: what an engine's last words mean, see ``_log_messages.translate``.
         fits: name of an endpoint -> what the plan expects of its memory, as plain data of a ``Fit``.
         max_model_len: the longest context, tokens.
+        stall_s: seconds without a sign of life after which a container is given up; 0 waits for the deadline.
     """
 
     messages: dict[str, Any] = dataclasses.field(default_factory=dict)
     fits: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     max_model_len: int = 0
+    stall_s: float = 0
 
 
 class Warmer:
@@ -75,6 +78,8 @@ class Warmer:
         self._start = 0.0
         self._watch_at = 0.0
         self._last = "no answer yet"
+        self._liveness = Liveness(self._knowledge.stall_s)
+        self._unread = ""
 
     def warm(self) -> Warmth:
         """Wait for health, then generate; what goes wrong is in the result's ``error``."""
@@ -97,7 +102,7 @@ class Warmer:
         return self._start + self._timeout_s - time.monotonic()
 
     def _check_container(self, force: bool = False) -> None:
-        """Raise LLMError with the log's last lines when the container has ended."""
+        """Raise LLMError with the log's last lines when the container has ended, or stands still."""
         now = time.monotonic()
         if not self._endpoint.container or (now < self._watch_at and not force):
             return
@@ -110,6 +115,26 @@ class Warmer:
             oom_killed = bool(state.get("oom_killed", False))
             words = last_words(str(state["log_tail"]), self._knowledge.messages, state["exit_code"], oom_killed, [self._key])
             raise LLMError("container {0} exited with code {1}. {2}".format(self._endpoint.container, state["exit_code"], words))
+        stalled = self._sample(state.get("pid", 0))
+        if stalled:
+            words = last_words(_docker.last_log(self._endpoint.container), self._knowledge.messages, 0, False, [self._key])
+            raise LLMError(
+                "container {0} runs and stands still: {1}; last seen: {2}. {3}".format(self._endpoint.container, stalled, self._last, words)
+            )
+
+    def _sample(self, pid: int) -> str:
+        """What the container used so far, held against what it had used before; what stands still, or nothing."""
+        if not pid:
+            return ""
+        try:
+            cpu_s = _cgroup.cpu_seconds(_cgroup.account_of(pid, "cpu"))
+            memory_mib = _cgroup.memory_bytes(pid) / 2**20
+        except (LLMError, OSError) as exc:
+            # It may have ended this moment, which the next look tells. Where the kernel never says, the deadline alone is left.
+            self._unread = "; whether it is at work cannot be read: {0}".format(exc)
+            return ""
+        self._unread = ""
+        return self._liveness.note(Sample(time.monotonic(), cpu_s, memory_mib))
 
     def _memory(self) -> list[str]:
         """What the engine said of its memory at its start, held against the plan; nothing where the plan is not in its blocks."""
@@ -128,7 +153,9 @@ class Warmer:
     def _pause(self) -> None:
         self._check_container()
         if self._left() <= 0:
-            raise LLMError("not ready after {0:g} s; last seen: {1}".format(self._timeout_s, self._last))
+            seen = self._liveness.line()
+            at_work = self._unread or ("; " + seen if seen else "")
+            raise LLMError("not ready after {0:g} s; last seen: {1}{2}".format(self._timeout_s, self._last, at_work))
         time.sleep(min(POLL_S, max(self._left(), 0.0)))
 
     def _wait_for_health(self) -> None:

@@ -14,6 +14,8 @@ description:
     may say 200 and die at its first request.
   - A container that ends meanwhile is noticed within 10 seconds. The error says what its end means, as far as O(messages) knows, and shows
     its last 50 log lines, keys and tokens hidden.
+  - A container that uses no CPU time and whose memory does not change stands still, and is given up after O(stall_s) seconds. Its last log
+    lines are shown. One that works is waited for until the deadline, however long its log is silent.
   - What an engine says of its memory at its start is held against the plan.
   - A warm replica costs well below a second. Nothing on the host is changed.
 author:
@@ -72,6 +74,12 @@ options:
     description: Seconds within which every replica must have generated. The default covers a big model from a cold disk.
     type: float
     default: 2700
+  stall_s:
+    description:
+      - Seconds without a sign of life (1 percent of a core, or 16 MiB of memory that came or went) after which a container is given up.
+      - V(0) waits for the deadline. Needs a container.
+    type: float
+    default: 600
   health_path:
     description: Path that answers 200 when the engine has loaded.
     type: str
@@ -160,6 +168,7 @@ def main() -> None:
             "model": {"type": "str", "required": True},
             "requests": {"type": "int", "default": 1},
             "timeout_s": {"type": "float", "default": 2700},
+            "stall_s": {"type": "float", "default": 600},
             "health_path": {"type": "str", "default": "/health"},
             "messages": {"type": "dict", "default": {}},
             "fits": {"type": "dict", "default": {}},
@@ -169,10 +178,10 @@ def main() -> None:
     )
     options = module.params
     try:
-        if options["requests"] < 1 or options["timeout_s"] <= 0:
-            raise LLMError("requests must be 1 or more and timeout_s above 0")
+        if options["requests"] < 1 or options["timeout_s"] <= 0 or options["stall_s"] < 0:
+            raise LLMError("requests must be 1 or more, timeout_s above 0, and stall_s 0 or more")
         endpoints = [Endpoint(item["name"], item["url"], item["api_key_file"], item["container"]) for item in options["endpoints"]]
-        knowledge = Knowledge(options["messages"], options["fits"], options["max_model_len"])
+        knowledge = Knowledge(options["messages"], options["fits"], options["max_model_len"], options["stall_s"])
         found = warm_all(endpoints, options["model"], options["requests"], options["timeout_s"], options["health_path"], knowledge)
     except LLMError as exc:
         module.fail_json(msg=str(exc))

@@ -141,8 +141,21 @@ def test_pid_of_a_running_container(engine, socket_path):
 def test_state_of_a_container(monkeypatch, engine, socket_path, state, running):
     monkeypatch.setattr(_docker, "log_tail", lambda _client, _name: "last words")
     engine.answers["GET", "/containers/ironserve-c0/json"] = (200, described("ironserve-c0", ExitCode=1, **state))
-    expected = {"running": running, "exit_code": 1, "oom_killed": False, "restarts": 2, "log_tail": "" if running else "last words"}
+    expected = {
+        "running": running,
+        "pid": 77 if running else 0,
+        "exit_code": 1,
+        "oom_killed": False,
+        "restarts": 2,
+        "log_tail": "" if running else "last words",
+    }
     assert _docker.container_state("ironserve-c0", socket_path) == expected
+
+
+def test_the_last_words_of_a_container_by_its_name(engine, socket_path):
+    engine.answers["GET", "/containers/ironserve-c0/json"] = (200, dict(described("ironserve-c0"), Config={"Tty": True}))
+    engine.answers["GET", "/containers/ironserve-c0/logs"] = (200, "loading\nstill loading\n")
+    assert _docker.last_log("ironserve-c0", socket_path) == "loading\nstill loading"
 
 
 def test_a_container_that_the_kernel_ended_says_so(monkeypatch, engine, socket_path):

@@ -13,6 +13,7 @@ from faults.engines.scripted import Engine
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _docker, _warmup
 from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import UnknownOutput
 
 
 def warm(engine, timeout_s=3.0, requests=1, container="", key=""):
@@ -185,6 +186,74 @@ def test_a_living_container_is_not_asked_all_the_time(container):
     with Engine("loading") as engine:
         warm(engine, timeout_s=1.0, container="c0")
     assert container.asked == 1
+
+
+@pytest.fixture
+def accounts(container, monkeypatch):
+    """A running container whose CPU time and memory the test sets; each look takes ``cpu_step`` seconds more."""
+
+    class Accounts:
+        cpu_s, cpu_step, memory_mib = 10.0, 0.0, 800
+        broken = None
+
+        def cpu(self, path):
+            assert path == "/cgroup/77/cpu"
+            if self.broken:
+                raise self.broken
+            self.cpu_s += self.cpu_step
+            return self.cpu_s
+
+    made = Accounts()
+    container.state = dict(container.state, pid=77)
+    monkeypatch.setattr(_warmup, "WATCH_S", 0.05)
+    monkeypatch.setattr(_warmup._cgroup, "account_of", lambda pid, account: "/cgroup/{0}/{1}".format(pid, account))
+    monkeypatch.setattr(_warmup._cgroup, "cpu_seconds", made.cpu)
+    monkeypatch.setattr(_warmup._cgroup, "memory_bytes", lambda pid: made.memory_mib * 2**20)
+    monkeypatch.setattr(_docker, "last_log", lambda name: "Loading weights\nargs: sesame99\nWaiting for peer")
+    return made
+
+
+def slow_start(engine, timeout_s, stall_s, key=""):
+    messages = {"peer": {"pattern": "Waiting for peer", "cause": "another card does not answer", "fix": "look at the links"}}
+    knowledge = _warmup.Knowledge(messages=messages, stall_s=stall_s)
+    return _warmup.warm_all([Endpoint("r0", engine.url, key, "c0")], "scripted", 1, timeout_s, knowledge=knowledge)[0].error
+
+
+def test_a_start_that_stands_still_is_given_up_long_before_the_deadline(accounts, tmp_path):
+    key = tmp_path / "engine.key"
+    key.write_text("sesame99\n")
+    start = time.monotonic()
+    with Engine("loading") as engine:
+        error = slow_start(engine, 60, 1, str(key))
+    assert time.monotonic() - start < 10
+    assert "container c0 runs and stands still: for 1 s it used 0.0 s of CPU time, and its memory stands at 800 MiB; last seen: " in error
+    assert "HTTP 503" in error and "It means: another card does not answer. Fix: look at the links" in error
+    assert error.endswith("Waiting for peer") and "sesame99" not in error
+
+
+def test_a_first_request_that_stands_still_is_given_up_too(accounts):
+    with Engine("never_answers") as engine:
+        assert "runs and stands still" in slow_start(engine, 60, 1)
+
+
+def test_a_silent_start_that_works_has_until_the_deadline(accounts):
+    accounts.cpu_step = 0.05
+    with Engine("loading") as engine:
+        error = slow_start(engine, 1.5, 1)
+    assert "not ready after 1.5 s" in error and "; its last sign of life was 0 s ago, at 1" in error
+
+
+def test_nobody_is_given_up_where_that_is_switched_off(accounts):
+    with Engine("loading") as engine:
+        assert "not ready after 1.5 s" in slow_start(engine, 1.5, 0)
+
+
+@pytest.mark.parametrize("broken", [OSError(2, "No such file"), UnknownOutput("no CPU time in 'x'")])
+def test_where_the_kernel_does_not_say_the_deadline_is_left_and_it_is_said(accounts, broken):
+    accounts.broken = broken
+    with Engine("loading") as engine:
+        error = slow_start(engine, 1.5, 1)
+    assert "not ready after 1.5 s" in error and "; whether it is at work cannot be read: {0}".format(broken) in error
 
 
 def test_a_missing_key_file_is_named():

@@ -38,4 +38,15 @@ def test_the_one_that_fails_is_named(run_module):
 
 def test_bad_numbers_are_refused(run_module):
     with Engine("healthy") as engine:
-        assert "requests must be 1 or more" in run_module(replica_warmup, arguments(engine, requests=0))["msg"]
+        for bad in ({"requests": 0}, {"timeout_s": 0}, {"stall_s": -1}):
+            assert "requests must be 1 or more" in run_module(replica_warmup, arguments(engine, **bad))["msg"]
+
+
+def test_how_long_a_container_may_stand_still_arrives(run_module, monkeypatch):
+    given = {}
+    monkeypatch.setattr(replica_warmup, "warm_all", lambda *_all: given.update(knowledge=_all[-1]) or [])
+    with Engine("healthy") as engine:
+        run_module(replica_warmup, arguments(engine))
+        assert given["knowledge"].stall_s == 600
+        run_module(replica_warmup, arguments(engine, stall_s=45))
+    assert given["knowledge"].stall_s == 45
