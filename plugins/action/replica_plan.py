@@ -36,6 +36,7 @@ class ActionModule(ActionBase):
                 "weights_id": {"type": "str", "default": ""},
                 "weights_config": {"type": "path", "default": ""},
                 "weights_config_id": {"type": "str", "default": ""},
+                "weights_found": {"type": "dict", "default": {}},
                 "key_file": {"type": "path", "required": True, "no_log": False},
                 "key_id": {"type": "str", "default": "", "no_log": False},
                 "cache_dir": {"type": "path", "required": True},

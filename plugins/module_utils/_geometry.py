@@ -315,8 +315,45 @@ def layouts(geometry: Geometry, serving: Serving, rule: dict[str, Any]) -> list[
     return result
 
 
+def tally(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[list[Any]]:
+    """Add tensors up to what ``weights_on_card`` must tell apart: some hundred rows for any model, small enough to hand on.
+
+    Args:
+        tensors: name, dtype and shape of each tensor, as headers of safetensors files say.
+    Returns rows of part (``vision``, ``mtp``, ``embed``, ``output``, ``layer`` or ``other``), number of the layer (-1 for none), how it is
+    spread over cards (``whole`` on each, ``kv`` as far as there are KV heads, ``split``) and size in bits.
+    Raises UnknownOutput for a dtype of unknown size.
+    """
+    rows: dict[tuple[str, int, str], int] = {}
+    for name, dtype, shape in tensors:
+        if dtype not in DTYPE_BITS:
+            raise UnknownOutput("tensor {0!r}: dtype {1!r}, which this collection does not know".format(name, dtype))
+        found = _LAYER.search(name)
+        if _VISION.search(name):
+            part = "vision"
+        elif _MTP.search(name):
+            part = "mtp"
+        elif "embed_tokens" in name:
+            part = "embed"
+        elif found:
+            part = "layer"
+        else:
+            part = "output" if "lm_head" in name else "other"
+        spread = "split"
+        if len(shape) < 2 or _WHOLE.search(name):
+            spread = "whole"
+        elif _KV_HEADS.search(name) and part != "vision":
+            spread = "kv"
+        size = DTYPE_BITS[dtype]
+        for extent in shape:
+            size *= extent
+        key = (part, int(found.group(1)) if found else -1, spread)
+        rows[key] = rows.get(key, 0) + size
+    return [[part, layer, spread, size] for (part, layer, spread), size in rows.items()]
+
+
 def weights_on_card(
-    tensors: Iterable[tuple[str, str, tuple[int, ...]]],
+    rows: Iterable[list[Any]],
     geometry: Geometry,
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
@@ -329,40 +366,30 @@ def weights_on_card(
     values are divided as far as their heads go.
 
     Args:
-        tensors: name, dtype and shape of each tensor, as headers of safetensors files say.
+        rows: as ``tally`` gives them.
         text_only: without the vision tower.
         mtp: with the layers for speculative decoding; an engine that does not guess ahead does not load them.
     """
     parts = stages(len(geometry.kinds), pipeline_parallel)
     totals = [0] * len(parts)
     embeddings, has_output = 0, False
-    for name, dtype, shape in tensors:
-        found = _LAYER.search(name)
-        is_vision = bool(_VISION.search(name))
-        is_mtp = not is_vision and bool(_MTP.search(name) or (found and int(found.group(1)) >= len(geometry.kinds)))
-        if (is_vision and text_only) or (is_mtp and not mtp):
+    cards = {"whole": 1, "kv": min(tensor_parallel, geometry.kv_heads), "split": tensor_parallel}
+    for part, layer, spread, bits in rows:
+        # A layer beyond the last is one for guessing ahead.
+        is_mtp = part == "mtp" or (part != "vision" and layer >= len(geometry.kinds))
+        if (part == "vision" and text_only) or (is_mtp and not mtp):
             continue
-        if dtype not in DTYPE_BITS:
-            raise UnknownOutput("tensor {0!r}: dtype {1!r}, which this collection does not know".format(name, dtype))
-        size = DTYPE_BITS[dtype]
-        for extent in shape:
-            size *= extent
-        cards = tensor_parallel
-        if len(shape) < 2 or _WHOLE.search(name):
-            cards = 1
-        elif _KV_HEADS.search(name) and not is_vision:
-            cards = min(tensor_parallel, geometry.kv_heads)
-        size = -(-size // (8 * cards))
-        if is_vision:
+        size = -(-bits // (8 * cards[spread]))
+        if part == "vision":
             totals[0] += size
-        elif "embed_tokens" in name and not is_mtp:
+        elif is_mtp or part in ("output", "other"):
+            has_output = has_output or part == "output"
+            totals[-1] += size
+        elif part == "embed":
             totals[0] += size
             embeddings += size
-        elif is_mtp or not found:
-            has_output = has_output or "lm_head" in name
-            totals[-1] += size
         else:
-            totals[next(stage for stage, part in enumerate(parts) if int(found.group(1)) in part)] += size
+            totals[next(stage for stage, held in enumerate(parts) if layer in held)] += size
     if not has_output and len(parts) > 1:
         # The output shares the embeddings, and the last stage needs them too.
         totals[-1] += embeddings

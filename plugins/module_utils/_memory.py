@@ -77,6 +77,7 @@ class Need:
             over which the KV cache can be divided at most; without it, over any number of cards.
         tensor_parallel, pipeline_parallel: cards per replica; weights, state and, as far as its heads go, KV cache are divided by them.
         layouts: the engine's own cache, one layout for each pipeline stage; empty when only the recipe's figures are known.
+        on_card: MiB of weights on each card, as their tensors say; 0 when only the size of them all is known.
         kv_cache_bytes: cache that the engine is told to make on each card; 0 when it takes what is left.
     """
 
@@ -86,6 +87,7 @@ class Need:
     pipeline_parallel: int = 1
     layouts: list[Layout] = dataclasses.field(default_factory=list)
     kv_cache_bytes: int = 0
+    on_card: int = 0
 
 
 def weights_mib(variant: dict[str, Any]) -> int:
@@ -107,7 +109,7 @@ def weights_mib(variant: dict[str, Any]) -> int:
 def _left(card_mib: int, share: float, need: Need) -> tuple[int, int, int, int]:
     """Of one card: MiB usable, of weights and of overhead, and bytes that are left for sequences, negative when nothing is."""
     usable = int(card_mib * share)
-    weights = -(-need.weights // (need.tensor_parallel * need.pipeline_parallel))
+    weights = need.on_card or -(-need.weights // (need.tensor_parallel * need.pipeline_parallel))
     overhead = int(need.memory["overhead_mib"])
     left = (usable - weights - overhead) * 2**20
     if need.kv_cache_bytes:

@@ -21,7 +21,7 @@ from ansible_collections.ironserve.llm.plugins.module_utils._card_groups import 
 from ansible_collections.ironserve.llm.plugins.module_utils._catalog import merge
 from ansible_collections.ironserve.llm.plugins.module_utils._compatibility import image_versions
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
-from ansible_collections.ironserve.llm.plugins.module_utils._geometry import Serving, layouts, number_bytes, read_config
+from ansible_collections.ironserve.llm.plugins.module_utils._geometry import Serving, layouts, number_bytes, read_config, weights_on_card
 from ansible_collections.ironserve.llm.plugins.module_utils._memory import Need, fit, largest_context, weights_mib
 
 #: Where a replica's container finds its weights, its cache and its key.
@@ -73,6 +73,7 @@ class PlanInput:
         weights_id: manifest id of the weights; empty when not known yet.
         weights_config: the config.json the engine must see, on the host; one that lies elsewhere than with the weights is mounted over theirs.
         weights_config_id: sha256 of it, so that another description is a new spec; empty when there is none.
+        weights_found: what lies on the host, as ``_tensor_sizes.read`` gives it; empty when that is not known, and the recipe's figures count.
         key_file: the engine key's 0600 file on the host.
         key_id: fingerprint of the key, so that a new key is a new spec; empty when not known yet.
         cache_dir: directory on the host that holds one cache directory per replica.
@@ -103,6 +104,7 @@ class PlanInput:
     weights_id: str = ""
     weights_config: str = ""
     weights_config_id: str = ""
+    weights_found: dict[str, Any] = dataclasses.field(default_factory=dict)
     key_id: str = ""
     port_base: int = 8001
     uid: int = 64064
@@ -215,11 +217,14 @@ def serving_of(settings: dict[str, Any]) -> Serving:
     )
 
 
-def need_of(catalog: dict[str, Any], settings: dict[str, Any], memory: dict[str, Any], weights: int) -> Need:
+def need_of(
+    catalog: dict[str, Any], settings: dict[str, Any], memory: dict[str, Any], weights: int, found: dict[str, Any] | None = None
+) -> Need:
     """What a replica needs of its cards: by the model's geometry where recipe and engine state what that takes, else by ``memory``.
 
     Args:
         weights: size of the weights, MiB.
+        found: ``PlanInput.weights_found`` of these weights; their own configuration and tensors count then.
     Raises LLMError for settings at which the engine would end: a context beyond the model's own, a step shorter than a block.
     """
     serving, name = serving_of(settings), catalog["model"]["name"]
@@ -231,6 +236,18 @@ def need_of(catalog: dict[str, Any], settings: dict[str, Any], memory: dict[str,
     if not rule or not config:
         return need
     geometry = read_config(config, "model '{0}': config".format(name))
+    if found:
+        geometry = read_config(found["config"], "config.json of the weights on the host")
+        stages_bytes = weights_on_card(
+            found["tensors"],
+            geometry,
+            serving.tensor_parallel,
+            serving.pipeline_parallel,
+            settings.get("language_model_only") is True,
+            serving.spec_tokens > 0,
+        )
+        # One figure for all cards: the fullest stage's.
+        need.on_card = -(-max(stages_bytes) // 2**20)
     need.layouts = layouts(geometry, serving, rule)
     longest = setting_number(settings, "max_model_len", int, 1)
     if geometry.max_position and longest > geometry.max_position and not settings.get("hf_overrides"):
@@ -256,8 +273,8 @@ def ways_out(data: PlanInput, settings: dict[str, Any], memory: dict[str, Any], 
     weights = weights_mib(chosen)
     lines = []
 
-    def given(changed: dict[str, Any], size: int) -> str:
-        figures = fit(card_mib, share, need_of(catalog, dict(settings, **changed), memory, size), wanted)
+    def given(changed: dict[str, Any], size: int, found: dict[str, Any] | None = None) -> str:
+        figures = fit(card_mib, share, need_of(catalog, dict(settings, **changed), memory, size, found), wanted)
         return "{0:.1f} at once".format(figures.concurrency) if figures.concurrency >= 1 else ""
 
     # Only what the recipe names for this platform: another format may need another card.
@@ -270,14 +287,14 @@ def ways_out(data: PlanInput, settings: dict[str, Any], memory: dict[str, Any], 
     knows = "tensor_parallel_size" in catalog["engine"]["arguments"]
     for more in (size * 2, size * 4, size * 8) if knows else ():
         try:
-            gives = given({"tensor_parallel_size": more}, weights) if more <= len(data.cards) else ""
+            gives = given({"tensor_parallel_size": more}, weights, data.weights_found) if more <= len(data.cards) else ""
         except LLMError:
             # This model's heads cannot be divided so.
             gives = ""
         if gives:
             lines.append("more cards per replica, llm_settings: {{tensor_parallel_size: {0}}}: {1}".format(more, gives))
             break
-    shorter = largest_context(card_mib, share, need_of(catalog, settings, memory, weights))
+    shorter = largest_context(card_mib, share, need_of(catalog, settings, memory, weights, data.weights_found))
     if 0 < shorter < wanted:
         lines.append("a shorter context, max_model_len: {0}".format(shorter))
     if catalog["platform"]["name"] == "cpu":
@@ -514,8 +531,12 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
     if settings.get("gpu_memory_utilization") is not None:
         share = setting_number(settings, "gpu_memory_utilization", float, 0.01, 1)
     max_model_len, max_num_seqs = (setting_number(settings, name, int, 1) for name in ("max_model_len", "max_num_seqs"))
-    need = need_of(catalog, settings, memory, weights_mib(catalog["weights"]))
+    stated = weights_mib(catalog["weights"])
+    need = need_of(catalog, settings, memory, stated, data.weights_found)
     reasons = warnings(groups)
+    if need.on_card:
+        text = "weights: {0} MiB on a card, by the tensors on the host; by the recipe {1}"
+        reasons.append(text.format(need.on_card, -(-stated // size)))
     replicas = []
     for number, members in groups:
         card_mib = min(card["memory_total_mib"] for card in members)

@@ -64,6 +64,12 @@ options:
     description: SHA-256 digest of it; a new one is a new spec.
     type: str
     default: ""
+  weights_found:
+    description:
+      - What lies on the host, the C(found) of M(ironserve.llm.weights_info). The plan goes by it where the model's geometry is known, and says so.
+      - When empty, the recipe's figures count.
+    type: dict
+    default: {}
   key_file:
     description: The file on the host that holds the engine key.
     type: path

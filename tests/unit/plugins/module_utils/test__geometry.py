@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from ansible_collections.ironserve.llm.plugins.module_utils._geometry import (
     number_bytes,
     read_config,
     stages,
+    tally,
     weights_on_card,
 )
 
@@ -421,7 +423,7 @@ def headers(config, dtype="BF16", mtp_dtype="BF16"):
 
 
 def loaded(config, tensors, **how):
-    return weights_on_card(tensors, read_config(config, "it"), **how)
+    return weights_on_card(tally(tensors), read_config(config, "it"), **how)
 
 
 def gib(figures):
@@ -518,3 +520,10 @@ def test_recipes_state_what_the_models_say(shipped):
         assert {key: known.get(key) for key in mine} == mine
         assert read_config(stated, model) == read_config(full, model)
     assert shipped["models"]["qwen3.5-35b-a3b"]["config"] == shipped["models"]["qwen3.6-35b-a3b"]["config"]
+
+
+def test_the_tally_of_35_billion_parameters_is_short_and_loses_nothing():
+    rows = tally(BF16)
+    assert len(rows) < 200
+    assert sum(row[3] for row in rows) == 16 * sum(math.prod(shape) for _name, _dtype, shape in BF16)
+    assert json.loads(json.dumps(rows)) == rows

@@ -789,3 +789,75 @@ def test_mounts_that_only_some_hosts_have_are_marked(k100):
         "read_only": True,
         "optional": True,
     }
+
+
+# Weights that are on the host
+
+
+def lying(bits, **config):
+    """What was read on the host: each of 40 layers a split matrix of ``bits``, a vision tower and a layer for guessing ahead."""
+    rows = [["layer", layer, "split", bits] for layer in range(40)]
+    text = {
+        "model_type": "qwen3_5_moe_text",
+        "num_hidden_layers": 40,
+        "full_attention_interval": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "hidden_size": 2048,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "mtp_num_hidden_layers": 1,
+        "max_position_embeddings": 262144,
+    }
+    vision_and_mtp = [["vision", -1, "split", 2**33], ["mtp", 0, "split", 2**34]]
+    return {"config": {"dtype": "bfloat16", "text_config": {**text, **config}}, "tensors": rows + vision_and_mtp}
+
+
+def test_weights_on_the_host_count_as_they_are_and_it_is_said(k100):
+    """40 layers of 800 MiB; neither the vision tower nor the layer for guessing ahead is loaded by this recipe."""
+    plan = make_plan(k100(weights_found=lying(800 * 2**23)))
+    assert plan["replicas"][0]["fit"]["weights"] == 32000
+    assert plan["replicas"][0]["fit"]["available"] == 58968 - 32000 - 4096
+    assert "weights: 32000 MiB on a card, by the tensors on the host; by the recipe 35838" in plan["reasons"]
+    assert plan["replicas"][0]["fit"]["concurrency"] > make_plan(k100())["replicas"][0]["fit"]["concurrency"]
+
+
+def test_the_layer_for_guessing_ahead_counts_when_it_is_used(k100):
+    plan = make_plan(k100(weights_found=lying(800 * 2**23), enhancements={"prefix_caching": False, "mtp": True}))
+    assert plan["replicas"][0]["fit"]["weights"] == 32000 + 2048
+
+
+def test_two_cards_hold_half_of_the_tensors_each(k100):
+    plan = make_plan(k100(weights_found=lying(800 * 2**23), settings={"tensor_parallel_size": 2}))
+    assert plan["replicas"][0]["fit"]["weights"] == 16000
+    assert any(reason.endswith("; by the recipe 17919") for reason in plan["reasons"])
+
+
+def test_weights_on_the_host_that_are_larger_than_the_recipe_says_are_refused(k100):
+    with pytest.raises(LLMError, match="58968 MiB usable - 60000 weights - 4096 overhead"):
+        make_plan(k100(weights_found=lying(1500 * 2**23)))
+
+
+def test_the_geometry_is_that_of_the_config_on_the_host(k100):
+    plain = make_plan(k100(weights_found=lying(800 * 2**23)))["replicas"][0]["fit"]
+    more_heads = make_plan(k100(weights_found=lying(800 * 2**23, num_key_value_heads=4)))["replicas"][0]["fit"]
+    assert more_heads["concurrency"] < plain["concurrency"]
+    with pytest.raises(LLMError, match="config.json of the weights on the host: has 'index_topk'"):
+        make_plan(k100(weights_found=lying(800 * 2**23, index_topk=8)))
+
+
+def test_what_lies_on_the_host_changes_no_container(k100):
+    """The plan without the host and the plan with it must be one and the same to whoever compares them."""
+    with_host, without = (make_plan(k100(weights_found=found)) for found in (lying(800 * 2**23), {}))
+    assert [item["spec"] for item in with_host["replicas"]] == [item["spec"] for item in without["replicas"]]
+
+
+def test_without_a_known_geometry_the_figures_of_the_recipe_count(k100):
+    data = k100(weights_found=lying(800 * 2**23))
+    del data.catalog["model"]["config"]
+    plan = make_plan(data)
+    assert plan["replicas"][0]["fit"]["weights"] == 35838 and not any("on the host" in reason for reason in plan["reasons"])
