@@ -10,6 +10,7 @@ The way is the real one: catalog, variables and recorded cards to the plan, plan
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,7 @@ def written(platform: str) -> str:
     return HEAD.format(inventory=SITES[platform][0]) + text
 
 
+@functools.cache
 def make(platform: str) -> list[dict[str, Any]]:
     """The replicas of a platform's plan."""
     return plan_of(platform)["replicas"]

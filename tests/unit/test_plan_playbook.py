@@ -187,6 +187,32 @@ def test_the_h100_runs_fp8_on_one_card() -> None:
     assert "73403 MiB usable - 36352 weights - 4096 overhead = 32955 MiB" in plan("h100")
 
 
+def test_weights_that_lie_on_the_host_count_as_they_are(tmp_path) -> None:
+    """The model's own config.json, and forty layers of 2 MiB whose data are holes."""
+    shutil.copy(ROOT / "tests/fixtures/models/qwen3.6-35b-a3b.config.json", tmp_path / "config.json")
+    size = 2 * 1024 * 1024
+    header = json.dumps(
+        {
+            f"model.language_model.layers.{number}.mlp.experts.down_proj": {
+                "dtype": "BF16",
+                "shape": [1024, 1024],
+                "data_offsets": [number * size, (number + 1) * size],
+            }
+            for number in range(40)
+        }
+    ).encode()
+    with open(tmp_path / "model.safetensors", "wb") as handle:
+        handle.write(len(header).to_bytes(8, "little") + header)
+        handle.truncate(8 + len(header) + 40 * size)
+    found = {"path": str(tmp_path), "entry": ".", "format": "safetensors", "config": "", "manifest_id": "m", "config_sha256": ""}
+    here = {"weights_out": found, "ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": sys.executable}
+    status, printed = play("playbooks/plan.yml", "k100", "-e", json.dumps(here))
+    assert status == 0, printed
+    assert "why weights: 80 MiB on a card, by the tensors on the host; by the recipe 35838" in printed
+    assert "58968 MiB usable - 80 weights - 4096 overhead" in printed
+    assert re.search(r"k100-01 : ok=\d+ changed=0 unreachable=0 failed=0", printed)
+
+
 def test_bf16_on_an_h100_takes_two_cards() -> None:
     status, printed = play(
         "playbooks/plan.yml",
