@@ -25,7 +25,7 @@ from ansible_collections.ironserve.llm.plugins.module_utils._plan import PlanInp
 from ansible_collections.ironserve.llm.plugins.module_utils._probe_cpu import lay_out
 
 ROOT = Path(__file__).resolve().parents[2]
-HERE = Path(__file__).with_name("requests")
+HERE = Path(__file__).with_name("container_requests")
 
 #: Platform -> its inventory, and the host in it.
 SITES = {

@@ -4,7 +4,7 @@
 
 """A container that is as it was asked for stays, however its engine spells it; a real difference is seen, whoever made it.
 
-What is asked for on each platform is in tests/unit/requests.
+What is asked for on each platform is in tests/unit/container_requests.
 """
 
 from __future__ import annotations
