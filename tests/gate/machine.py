@@ -39,6 +39,8 @@ PATTERNS = [
 ]
 #: Mounts under these are the engine's.
 MOUNTS = ("/var/lib/docker", "/run/docker", "/var/lib/ironserve")
+#: The host's own network, which a running engine holds for a minute longer than the last container that had it.
+HELD = "/run/docker/netns/default"
 DAEMONS = {"dockerd", "containerd", "haproxy"}
 
 
@@ -66,8 +68,17 @@ def processes() -> list[str]:
     return found
 
 
+def mounts(table: str, engine_runs: bool) -> list[str]:
+    """The engine's mounts of ``/proc/self/mounts``."""
+    points = [line.split()[1] for line in table.splitlines()]
+    return [point for point in points if point.startswith(MOUNTS) and not (engine_runs and point == HELD)]
+
+
 def look() -> dict[str, list[str]]:
     """Everything a site could leave behind, kind by kind."""
+    running = processes()
+    with open("/proc/self/mounts", encoding="utf-8") as table:
+        mounted = mounts(table.read(), any(line.startswith("dockerd ") for line in running))
     return {
         "package": [line for line in lines("dpkg-query", "-W", "-f", "${db:Status-Abbrev} ${Package}\n") if line.startswith(("ii", "rc"))],
         "image": lines("docker", "images", "--all", "--no-trunc", "--quiet"),
@@ -77,8 +88,8 @@ def look() -> dict[str, list[str]]:
         "path": [path for path in PATHS if os.path.lexists(path)],
         "file": [path for pattern in PATTERNS for path in glob.glob(pattern)],
         "user": [entry.pw_name for entry in pwd.getpwall()],
-        "process": processes(),
-        "mount": [line.split()[1] for line in open("/proc/self/mounts", encoding="utf-8") if line.split()[1].startswith(MOUNTS)],
+        "process": running,
+        "mount": mounted,
         "interface": [name for name in os.listdir("/sys/class/net") if name.startswith(("docker", "br-"))],
     }
 

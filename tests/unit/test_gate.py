@@ -59,6 +59,12 @@ def test_comparing_with_what_was_never_remembered_is_said(tmp_path: Path, capsys
     assert "nothing was remembered" in capsys.readouterr().out
 
 
+def test_the_hosts_network_is_no_leftover_of_an_engine_that_runs() -> None:
+    table = "overlay / overlay rw 0 0\nnsfs /run/docker/netns/default nsfs rw 0 0\nnsfs /run/docker/netns/0a1b nsfs rw 0 0\n"
+    assert machine.mounts(table, engine_runs=True) == ["/run/docker/netns/0a1b"]
+    assert machine.mounts(table, engine_runs=False) == ["/run/docker/netns/default", "/run/docker/netns/0a1b"]
+
+
 def test_the_action_group_is_rewritten_and_nothing_else() -> None:
     text = 'requires_ansible: ">=2"\naction_groups:\n  llm:\n    - b\n    - gone\nplugin_routing: {}\n'
     assert action_group.rewritten(text, ["c", "a"]) == text.replace("    - b\n    - gone\n", "    - a\n    - c\n")
