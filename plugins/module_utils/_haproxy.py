@@ -18,6 +18,7 @@ import os
 import re
 import socket
 import time
+from typing import Collection
 
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, UnknownOutput, nearest
 
@@ -277,16 +278,24 @@ def binds(text: str) -> list[tuple[str, int]]:
     return found
 
 
-def require_bindable(wanted: list[tuple[str, int]]) -> None:
+def without_tls(text: str) -> str:
+    """Return the text of a configuration whose addresses are bound without their certificates."""
+    return re.sub(r"(?m)^(\s+bind\s+\S+) ssl .*$", r"\1", text)
+
+
+def require_bindable(wanted: list[tuple[str, int]], held: Collection[int] = ()) -> None:
     """Raise an error that names the first address and port this host cannot bind.
 
-    ``haproxy -c`` does not try. A reload that fails there makes the running worker refuse connections for a while.
+    ``haproxy -c`` does not try. A reload that fails there makes the running worker refuse connections for a while. ``held`` are ports of
+    the running gateway: it shares them with its next worker, on whatever address.
     """
     for address, port in wanted:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         door = socket.socket(family, socket.SOCK_STREAM)
         try:
             door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if port in held:
+                door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             door.bind(("" if address == "*" else address, port))
         except (OSError, OverflowError) as exc:
             raise LLMError(
@@ -479,6 +488,16 @@ def parse_table(text: str) -> dict[str, str]:
         if fields.get("server_key", "-") not in ("", "-"):
             found[fields["key"]] = fields["server_key"]
     return found
+
+
+def certificate_fingerprint(text: str) -> str:
+    """Return the sha1 that ``show ssl cert <name>`` prints, lower-case hex; "" for a name that HAProxy does not know."""
+    found = re.search(r"^SHA1 FingerPrint: ([0-9A-Fa-f]{40})\s*$", text, re.MULTILINE)
+    if found is not None:
+        return found.group(1).lower()
+    if text.startswith("Can't display the certificate"):
+        return ""
+    raise UnknownOutput('haproxy answered "show ssl cert" with something unknown: {0!r}'.format(text[:80]))
 
 
 def lost_states(
@@ -754,6 +773,29 @@ class AdminSocket:
     def map_delete(self, path: str, key: str) -> None:
         """Remove one entry from a map in memory."""
         self.order("del map {0} {1}".format(path, key), "remove an entry from {0}".format(path))
+
+    def certificate(self, path: str) -> str:
+        """Return the sha1 of the certificate that HAProxy uses under this name, lower-case hex; "" when it knows none."""
+        return certificate_fingerprint(self.ask("show ssl cert {0}".format(path)))
+
+    def set_certificate(self, path: str, pem: str) -> None:
+        """Use another certificate, chain and key from the next connection on. ``pem`` has no empty line.
+
+        Raises LLMError with HAProxy's reason; then the one before is still in use.
+        """
+        # An empty line ends what is sent.
+        answer = self.ask("set ssl cert {0} <<\n{1}".format(path, pem))
+        if "Transaction created" in answer or "Transaction updated" in answer:
+            answer = self.ask("commit ssl cert {0}".format(path))
+            if answer.strip().endswith("Success!"):
+                return
+        self.ask("abort ssl cert {0}".format(path))
+        said = [line for line in answer.splitlines() if line.strip(" .")]
+        raise LLMError(
+            "HAProxy refused the certificate of {0}: {1}. The one before stays in use".format(
+                path, said[-1] if said else "it gave no reason"
+            )
+        )
 
 
 def running(path: str) -> dict[str, str] | None:

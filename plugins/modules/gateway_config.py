@@ -50,6 +50,11 @@ options:
   lua:
     description: The text of the Lua file. Written before the configuration. Files of the same kind that nothing names any more are removed.
     type: str
+  certificate:
+    description:
+      - The file with the certificate that the configuration names, brought by M(ironserve.llm.gateway_certificate).
+      - Where it does not exist yet, in check mode, the configuration is judged without it.
+    type: path
   backend:
     description: The backend whose server states are kept. Those of its models, C(<backend>.<model>), belong to it.
     type: str
@@ -163,6 +168,10 @@ class Config:
                     with open(empty, "w", encoding="utf-8"):
                         pass
                     text = text.replace("({0})".format(path), "({0})".format(empty))
+            certificate = self.options["certificate"]
+            if certificate and not os.path.exists(certificate):
+                # Only in check mode: a run has brought it before.
+                text = _haproxy.without_tls(text)
             if self.options["lua"] is not None:
                 lua = os.path.join(room, "requests.lua")
                 with open(lua, "w", encoding="utf-8") as sink:
@@ -327,7 +336,8 @@ class Config:
         if verb != "restart":
             # What the running gateway has bound stays bound over a reload.
             bound = _haproxy.binds(self.before or "") if info is not None else []
-            _haproxy.require_bindable([item for item in _haproxy.binds(self.text) if item not in bound])
+            held = {port for _address, port in bound}
+            _haproxy.require_bindable([item for item in _haproxy.binds(self.text) if item not in bound], held)
         if self.module.check_mode:
             return result
         self.write_lua()
@@ -354,6 +364,7 @@ def main() -> None:
             "socket": {"type": "path", "required": True},
             "lua_path": {"type": "path"},
             "lua": {"type": "str"},
+            "certificate": {"type": "path"},
             "backend": {"type": "str", "default": _haproxy.BACKEND},
             "service_manager": {"type": "str", "required": True, "choices": ["systemd", "sysv", "direct"]},
             "service_name": {"type": "str", "default": "ironserve-gateway"},

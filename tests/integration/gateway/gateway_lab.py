@@ -26,7 +26,13 @@ import yaml
 from ansible.module_utils.testing import patch_module_args
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy
-from ansible_collections.ironserve.llm.plugins.modules import gateway_config, gateway_info, gateway_keys, gateway_servers
+from ansible_collections.ironserve.llm.plugins.modules import (
+    gateway_certificate,
+    gateway_config,
+    gateway_info,
+    gateway_keys,
+    gateway_servers,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 ROLE = ROOT / "roles" / "gateway"
@@ -246,6 +252,11 @@ class Gateway:
         path = ROLE / "templates" / name
         return self.templar(servers, **changes)("{{ lookup('ansible.builtin.template', '%s') }}" % path)
 
+    def certify(self, source, check=False):
+        """Do what the role does with its certificate."""
+        where = {"path": str(self.home / "etc/gateway/tls.pem"), "socket": self.socket}
+        return run_module(gateway_certificate, {"source": str(source), **where}, check_mode=check)
+
     def put(self, servers, check=False, config=None, wait_s=10, **changes):
         """Do what the role does with its service file and its configuration."""
         script = self.home / "test-gateway"
@@ -261,6 +272,8 @@ class Gateway:
             "script": str(script),
             "wait_s": wait_s,
         }
+        if evaluate("{{ __gateway_tls }}"):
+            options["certificate"] = evaluate("{{ __gateway_certificate }}")
         if evaluate("{{ __gateway_reads_bodies }}"):
             options.update(lua_path=evaluate("{{ __gateway_lua }}"), lua=evaluate("{{ __gateway_lua_text }}"))
         self.names = evaluate("{{ __gateway_names }}")

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 
 import pytest
 
@@ -352,8 +353,6 @@ def test_show_map():
 
 
 def test_nobody_behind_a_socket_is_no_gateway(tmp_path):
-    import socket
-
     path = str(tmp_path / "s")
     assert _haproxy.running(path) is None
     left_over = socket.socket(socket.AF_UNIX)
@@ -363,8 +362,6 @@ def test_nobody_behind_a_socket_is_no_gateway(tmp_path):
 
 
 def test_a_socket_that_never_answers_is_an_error_and_not_absent(tmp_path):
-    import socket
-
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(path)
@@ -380,3 +377,46 @@ def test_a_server_is_marked_disabled_and_back_and_no_other_line_changes():
     assert _haproxy.with_disabled(marked, {"node-1-c0": True}) == marked
     assert _haproxy.with_disabled(marked, {"node-1-c0": False}) == CONFIG
     assert _haproxy.with_disabled(CONFIG, {"node": True, "nobody": True}) == CONFIG
+
+
+SHOWN = """Filename: /etc/ironserve/gateway/tls.pem
+Status: Used
+Serial: 5E
+notBefore: Nov 30 20:20:23 2026 GMT
+notAfter: Dec 30 20:20:23 2026 GMT
+Subject Alternative Name: IP Address:127.0.0.1
+Algorithm: EC256
+SHA1 FingerPrint: 0A1B2C3D4E5F60718293A4B5C6D7E8F901234567
+Subject: /CN=first
+"""
+
+
+def test_certificate_in_use_is_known_by_its_fingerprint():
+    assert _haproxy.certificate_fingerprint(SHOWN) == "0a1b2c3d4e5f60718293a4b5c6d7e8f901234567"
+    assert _haproxy.certificate_fingerprint("Can't display the certificate: Not found or the certificate is a bundle!") == ""
+    for text in ("", "Unknown command: 'show ssl'", SHOWN.replace("0A1B", "0A")):
+        with pytest.raises(UnknownOutput, match="show ssl cert"):
+            _haproxy.certificate_fingerprint(text)
+
+
+def test_without_tls_only_the_certificates_go():
+    text = "    bind 127.0.0.1:8000\n    bind [::]:8443 ssl crt /a b/c.pem alpn http/1.1\n    # ssl crt\n    bind *:9 ssl crt x\n"
+    assert _haproxy.without_tls(text) == "    bind 127.0.0.1:8000\n    bind [::]:8443\n    # ssl crt\n    bind *:9\n"
+    assert _haproxy.binds(text) == _haproxy.binds(_haproxy.without_tls(text)) == [("127.0.0.1", 8000), ("::", 8443), ("*", 9)]
+
+
+def test_a_port_that_the_gateway_holds_may_move_to_another_address():
+    with socket.socket() as ours:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        ours.bind(("0.0.0.0", 0))
+        ours.listen(1)
+        port = ours.getsockname()[1]
+        _haproxy.require_bindable([("127.0.0.1", port)], {port})
+        with pytest.raises(LLMError, match="cannot bind"):
+            _haproxy.require_bindable([("127.0.0.1", port)])
+    with socket.socket() as foreign:
+        foreign.bind(("0.0.0.0", 0))
+        foreign.listen(1)
+        port = foreign.getsockname()[1]
+        with pytest.raises(LLMError, match="cannot bind"):
+            _haproxy.require_bindable([("127.0.0.1", port)], {port})
