@@ -20,8 +20,8 @@ description:
   - A run of this collection's C(verify.yml) or C(benchmark.yml) that reports with M(ironserve.llm.acceptance_report) ends in the same way, with
     0 when all was accepted, 1 when something was refused, 2 when something could not be told. Other playbooks that write this report, such as
     a deployment, end as Ansible does.
-  - It also ends with 2 a run of this collection's C(preflight.yml) or C(verify.yml) that made no report, such as one whose hosts matched
-    nothing. Playbooks of the same name from elsewhere are left alone.
+  - It also ends with 2 a run of this collection's C(preflight.yml), C(verify.yml) or C(benchmark.yml) that made no report, such as one whose
+    hosts matched nothing. Playbooks of the same name from elsewhere are left alone.
   - Runs that are about something else are left alone, and so is a status that says more went wrong than the report knows.
 requirements:
   - enable it with C(callbacks_enabled = ironserve.llm.preflight_status) in ansible.cfg, or in the environment variable
@@ -36,7 +36,7 @@ from ansible.plugins.callback import CallbackBase
 REPORT = "ironserve.llm.preflight_report"
 ACCEPTANCE = "ironserve.llm.acceptance_report"
 #: Playbooks that are about nothing but their report, and those whose acceptance decides how they end.
-LOOKING = ("preflight", "verify")
+LOOKING = ("preflight", "verify", "benchmark")
 ACCEPTING = ("verify", "benchmark")
 COULD_NOT_TELL = 2
 #: Where this collection's playbooks are: others may have playbooks of these names.

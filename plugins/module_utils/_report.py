@@ -347,6 +347,7 @@ def build(
     comparison: dict | None = None,
     release: str = "",
     host: str = "",
+    unmeasured: str = "",
 ) -> dict:
     """Put everything together.
 
@@ -358,9 +359,10 @@ def build(
         comparison: what ``_baseline.compare`` said, with ``recorded_now`` where this run became the baseline.
         release: id of the release record.
         host: the gateway's host.
+        unmeasured: why there are no figures where some were asked for; such a run is not ok.
 
     Returns ``{"format", "date", "status", "verdict", "ok", "counts", "lines", "release", "host", "fingerprint", "fingerprint_id", "fleet",
-    "unproved", "results", "benchmark", "discarded", "baseline"}``. Figures of a run that failed are not in it.
+    "unproved", "results", "benchmark", "unmeasured", "discarded", "baseline"}``. Figures of a run that failed are not in it.
     """
     proved = proof_status(fleet, results)
     codes = [proved]
@@ -371,6 +373,8 @@ def build(
             discarded = "Not everything proved itself in this run, so its figures are thrown away: garbage is often the fastest."
         elif not benchmark.get("ok"):
             codes.append(COULD_NOT_TELL)
+    if unmeasured:
+        codes.append(COULD_NOT_TELL)
     if comparison and not discarded:
         codes.append(_BASELINE_STATUS.get(comparison["status"], OK))
     status = FAILED if FAILED in codes else COULD_NOT_TELL if COULD_NOT_TELL in codes else OK
@@ -398,6 +402,7 @@ def build(
         "unproved": unproved(fleet, results),
         "results": results,
         "benchmark": None if discarded or not benchmark else _without_requests(benchmark),
+        "unmeasured": unmeasured,
         "discarded": discarded,
         "baseline": None if discarded else comparison,
     }
@@ -422,6 +427,8 @@ def headline(report: dict) -> str:
         return said + "; the figures of this run are thrown away"
     if report["benchmark"] and not report["benchmark"].get("ok"):
         said += "; figures could not be published"
+    if report["unmeasured"]:
+        said += "; nothing was measured"
     status = (report["baseline"] or {}).get("status")
     if status in (_baseline.SAME, _baseline.BETTER):
         said += ", and {0} against the baseline".format(
@@ -478,6 +485,9 @@ def troubles(report: dict) -> list:
                     reasons.append(text)
         step = "Remove what spoiled the figures and measure again"
         rows.append({"who": "benchmark", "verdict": "unknown", "evidence": reasons or ["its figures may not be used"], "next_step": step})
+    if report["unmeasured"]:
+        step = "Remove the cause and measure again"
+        rows.append({"who": "benchmark", "verdict": "unknown", "evidence": [report["unmeasured"]], "next_step": step})
     baseline = report["baseline"]
     if baseline and baseline["status"] in _BASELINE_STATUS:
         bad = [item for item in baseline["figures"] if item["verdict"] in (_baseline.WORSE, _baseline.UNCLEAR)]
@@ -680,6 +690,8 @@ def junit(report: dict) -> str:
     for row in report["fleet"]:
         if row["error"]:
             _case(suite, "fleet", "{0} was read".format(row["host"]), UNKNOWN, row["error"])
+    if report["unmeasured"]:
+        _case(suite, "fleet", "something was measured", UNKNOWN, report["unmeasured"])
     if report["discarded"]:
         _case(suite, "fleet", "figures may be used", NOT_APPLICABLE, report["discarded"])
     elif report["benchmark"]:

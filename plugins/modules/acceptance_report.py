@@ -49,6 +49,16 @@ options:
     description: The result of a benchmark; empty for none.
     type: dict
     default: {}
+  unmeasured:
+    description: Why there is no O(benchmark) where one was asked for. Such a run could not be told; empty where nobody asked for figures.
+    type: str
+    default: ""
+  comparison:
+    description:
+      - What this module said of the baseline on the host that keeps the baselines, its RV(baseline), for a report that is written elsewhere.
+        Nothing is then compared or recorded here.
+    type: dict
+    default: {}
   release:
     description: Name of the release record, for the report.
     type: str
@@ -144,7 +154,7 @@ report:
   description:
     - What the JSON file holds but for the benchmark and the results, C(format), C(date), C(status), C(verdict), C(ok) (whether every endpoint
       proved itself), C(counts), C(release), C(fleet) (per host C(host), C(platform), C(driver), C(runtime), C(cards), C(replicas) and
-      C(error)), C(unproved) (planned replicas that nobody proved) and C(discarded) (why figures were thrown away).
+      C(error)), C(unproved) (planned replicas that nobody proved), C(unmeasured) (why there are no figures) and C(discarded) (why figures were thrown away).
   returned: success
   type: dict
 """
@@ -237,10 +247,14 @@ def run(params: dict, dry: bool) -> dict:
     comparison, recorded = None, False
     if benchmark:
         _report.check_benchmark(benchmark)
-        if accepted and benchmark.get("ok") and (params["baseline_dir"] or params["baseline_file"]):
+        if params["comparison"]:
+            comparison = params["comparison"]
+        elif accepted and benchmark.get("ok") and (params["baseline_dir"] or params["baseline_file"]):
             parts = _report.fingerprint(fleet, benchmark["protocol"])
             comparison, recorded = compare(params, parts, _report.figures_of(benchmark), accepted, date, dry)
-    report = _report.build(results, fleet, date, benchmark, comparison, params["release"], params["gateway_host"])
+    elif params["comparison"]:
+        raise LLMError("comparison is of no use without benchmark: give the figures that were compared")
+    report = _report.build(results, fleet, date, benchmark, comparison, params["release"], params["gateway_host"], params["unmeasured"])
     if params["path"] and not dry:
         write(params["path"], report)
     return {
@@ -265,6 +279,8 @@ def main() -> None:
             "hosts": {"type": "list", "elements": "str", "default": []},
             "fleet": {"type": "list", "elements": "dict", "default": []},
             "benchmark": {"type": "dict", "default": {}},
+            "unmeasured": {"type": "str", "default": ""},
+            "comparison": {"type": "dict", "default": {}},
             "release": {"type": "str", "default": ""},
             "gateway_host": {"type": "str", "default": ""},
             "path": {"type": "path", "default": ""},

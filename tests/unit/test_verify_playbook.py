@@ -2,8 +2,8 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""playbooks/verify.yml over a fleet that is played: a host whose cards lie in a directory, engines and a gateway that are scripted. Its exit
-status says it all, its report says why, and nothing is changed.
+"""playbooks/verify.yml and benchmark.yml over a fleet that is played: a host whose cards lie in a directory, engines and a gateway that are
+scripted. Their exit status says it all, their report says why, and nothing is changed.
 """
 
 from __future__ import annotations
@@ -112,7 +112,24 @@ class Site:
         self.away.chmod(0o755)
 
     def verify(self, port: int, gateway: str, *more_hosts: str, **variables: object) -> tuple[int, str, dict]:
-        """Run the playbook; returns its exit status, what it printed, and the report (empty where it wrote none)."""
+        """Run verify.yml; returns its exit status, what it printed, and the report (empty where it wrote none)."""
+        return self.play("verify", port, gateway, *more_hosts, **variables)
+
+    def benchmark(self, port: int, gateway: str, **variables: object) -> tuple[int, str, dict]:
+        """Run benchmark.yml with a small protocol; returns the same."""
+        # Scripted engines know no other end of an answer than their own.
+        small = {"concurrency": [1], "requests": 2, "repeats": 3, "warmup": 0, "output_tokens": 10, "ignore_eos": False, "together": False}
+        small["prompts"] = {"kind": "texts", "texts": ["Tell me about {0}.".format(what) for what in ("bread", "salt")]}
+        # A baseline needs to know the weights, which the containers of a real fleet tell.
+        told = {"acceptance_benchmark_protocol": small, "weights_out": {"manifest_id": "ab" * 32}}
+        for _try in range(2):
+            found = self.play("benchmark", port, gateway, **{**told, **variables})
+            if "the measuring client itself was late" not in found[1]:
+                break
+        return found
+
+    def play(self, playbook: str, port: int, gateway: str, *more_hosts: str, **variables: object) -> tuple[int, str, dict]:
+        """Run a playbook; returns the same."""
         here = {"ansible_connection": "local", "accelerator_root": str(self.path / "host")}
         inventory = {
             "all": {
@@ -139,7 +156,8 @@ class Site:
         }
         (self.path / "inventory/hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
         self.report.unlink(missing_ok=True)
-        command = [str(Path(sys.executable).with_name("ansible-playbook")), "playbooks/verify.yml", "-i", str(self.path / "inventory")]
+        program = str(Path(sys.executable).with_name("ansible-playbook"))
+        command = [program, "playbooks/{0}.yml".format(playbook), "-i", str(self.path / "inventory")]
         environment = {
             **os.environ,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
@@ -150,7 +168,7 @@ class Site:
             "DOCKER_HOST": "unix://" + str(self.path / "no.sock"),
         }
         result = subprocess.run(
-            [*command, "-e", "verify_report=" + str(self.report)],
+            [*command, "-e", "{0}_report={1}".format(playbook, self.report)],
             cwd=ROOT,
             env=environment,
             capture_output=True,
@@ -167,12 +185,16 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
+#: Seconds between tokens of a "slow" engine that is not slow here: steady enough to be measured on a busy machine.
+STEADY_S = 0.08
+
+
 def neighbours(first: str, second: str) -> tuple[Engine, Engine]:
     """Two engines on neighbouring ports, as a plan has them."""
     for _attempt in range(50):
-        one = Engine(first, key="sk-engine")
+        one = Engine(first, key="sk-engine", slow_s=STEADY_S)
         try:
-            return one, Engine(second, port=one.server_address[1] + 1, key="sk-engine")
+            return one, Engine(second, port=one.server_address[1] + 1, key="sk-engine", slow_s=STEADY_S)
         except OSError:
             one.server_close()
     raise AssertionError("no two free ports side by side")
@@ -226,3 +248,63 @@ def test_what_is_away_or_silent_could_not_be_told(site: Site) -> None:
 def test_a_run_without_hosts_is_no_good_news(site: Site) -> None:
     code, printed, report = site.verify(1, "http://127.0.0.1:1", llm_node_group="nobody")
     assert code == 2 and report == {} and "nothing can be proved" in printed
+
+
+def figures_of(report: dict) -> dict[str, float]:
+    """Generated tokens per second, by endpoint."""
+    return {level["endpoint"]: level["figures"]["output_throughput"]["mean"] for level in report["benchmark"]["summary"]["levels"]}
+
+
+def test_what_is_measured_ends_in_a_report_with_proof_and_figures(site: Site) -> None:
+    one, two = neighbours("slow", "slow")
+    with one, two, Engine("slow", key="sk-client", slow_s=STEADY_S) as gateway:
+        code, printed, report = site.benchmark(one.server_address[1], gateway.url)
+    assert code == 0, printed
+    assert report["verdict"] == "accepted" and report["unmeasured"] == "" and report["host"] == "gw"
+    assert {row["name"]: row["verdict"] for row in report["results"]} == dict.fromkeys(("gateway", "node1-c0", "node1-c1"), "ok")
+    assert set(figures_of(report)) == {"gateway", "node1-c0", "node1-c1"} and min(figures_of(report).values()) > 0
+    assert report["baseline"]["recorded_now"] is True and len(list((site.path / "state/baselines").iterdir())) == 1
+    assert "Speed under load" in site.report.with_suffix(".html").read_text(encoding="utf-8")
+    assert ET.parse(site.report.with_suffix(".xml")).getroot().get("errors") == "0"
+
+
+@pytest.mark.long
+def test_what_is_measured_again_is_held_against_the_first_time(site: Site) -> None:
+    one, two = neighbours("slow", "slow")
+    with one, two, Engine("slow", key="sk-client", slow_s=STEADY_S) as gateway:
+        assert site.benchmark(one.server_address[1], gateway.url)[2]["baseline"]["recorded_now"] is True
+        (baseline,) = (site.path / "state/baselines").iterdir()
+        before = baseline.read_bytes()
+        code, printed, report = site.benchmark(one.server_address[1], gateway.url)
+        # How two runs of a busy machine compare is another matter.
+        assert report["baseline"]["figures"] and code == {"worse": 1, "unknown": 2}.get(report["baseline"]["status"], 0), printed
+        assert baseline.read_bytes() == before and "changed=0" in printed
+        # One of another image is no evidence.
+        image = {"source": "registry", "reference": "example/vllm", "digest": "sha256:" + "2" * 64}
+        code, printed, report = site.benchmark(
+            one.server_address[1], gateway.url, acceptance_baseline_file=str(baseline), replica_image=image
+        )
+    assert code == 2 and report["baseline"]["status"] == "refused", printed
+
+
+@pytest.mark.long
+def test_what_did_not_prove_itself_is_not_measured(site: Site) -> None:
+    one, two = neighbours("healthy", "garbage_run")
+    with one, two, Engine("healthy", key="sk-client") as gateway:
+        code, printed, report = site.benchmark(one.server_address[1], gateway.url)
+        asked = len(gateway.asked)
+    assert code == 1 and report["verdict"] == "refused" and report["benchmark"] is None, printed
+    # Only the questions of the proof, and no baseline.
+    assert asked < 5 and not (site.path / "state").exists()
+
+
+@pytest.mark.long
+def test_what_could_not_be_measured_could_not_be_told(site: Site) -> None:
+    one, two = neighbours("healthy", "healthy")
+    with one, two, Engine("healthy", key="sk-client") as gateway:
+        code, printed, report = site.benchmark(one.server_address[1], gateway.url, acceptance_benchmark_protocol={"streams": 3})
+    assert code == 2 and report["verdict"] == "could not tell" and report["benchmark"] is None, printed
+    assert "acceptance_benchmark_protocol: unknown streams" in report["unmeasured"]
+    assert "benchmark: unknown" in report["lines"] and "nothing was measured" in report["lines"][0]
+    root = ET.parse(site.report.with_suffix(".xml")).getroot()
+    assert (root.get("failures"), root.get("errors")) == ("0", "1")

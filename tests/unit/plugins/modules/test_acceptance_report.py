@@ -186,3 +186,27 @@ def test_hostile_answers_are_written_in_every_form(call, tmp_path, text):
     assert data["results"][1]["checks"][1]["detail"] == text
     ET.fromstring((tmp_path / "reports/acceptance.xml").read_bytes())
     assert "<script>document" not in (tmp_path / "reports/acceptance.html").read_text(encoding="utf-8")
+
+
+def test_figures_that_were_asked_for_and_not_measured_could_not_be_told(call, tmp_path):
+    result = call(unmeasured="the gateway went away")
+    assert (result["status"], result["verdict"], result["report"]["unmeasured"]) == (2, "could not tell", "the gateway went away")
+    assert result["lines"][0].endswith("; nothing was measured") and "  the gateway went away" in result["lines"]
+    data = tmp_path / "reports"
+    assert ET.fromstring((data / "acceptance.xml").read_bytes()).get("errors") == "1"
+    assert all("the gateway went away" in (data / name).read_text() for name in ("acceptance.html", "acceptance.md"))
+    # What did not prove itself outranks it.
+    assert call(unmeasured="x", results=garbage())["status"] == 1
+
+
+def test_a_comparison_made_elsewhere_is_told_and_nothing_is_recorded_here(call, tmp_path):
+    first = call(benchmark=measured(), path="")
+    assert first["baseline"]["recorded_now"] is True
+    slow = call(benchmark=measured(slow=1.3), path="")["baseline"]
+    assert slow["status"] == "worse"
+    result = call(benchmark=measured(slow=1.3), comparison=slow, baseline_dir="")
+    assert (result["status"], result["baseline"]["status"], result["changed"]) == (1, "worse", False)
+    # Garbage has no speed, whoever compared it.
+    vetoed = call(benchmark=measured(slow=1.3), comparison=slow, results=garbage())
+    assert vetoed["baseline"] is None and vetoed["report"]["discarded"] and vetoed["changed"] is False
+    assert "of no use without benchmark" in call(comparison=slow)["msg"]
