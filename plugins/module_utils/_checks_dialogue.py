@@ -62,7 +62,7 @@ TOOL = {
     },
 }
 _ROUNDS = (("M-417", "kelvin"), ("M-052", "celsius"), ("M-880", "kelvin"), ("M-236", "celsius"))
-_QUESTION = 'Read meter "{0}" in {1} with the tool, then tell me its value.'
+TOOL_QUESTION = 'Read meter "{0}" in {1} with the tool, then tell me its value.'
 
 
 def _quote(text: str) -> str:
@@ -89,6 +89,47 @@ def multi_turn(prover: Any, item: dict) -> Found:
             return Found("turn {0} of {1}: {2}".format(turn, turns, trouble))
         messages.append(assistant(answer.content))
     return Found(good="{0} turns, and the code of turn 1 came back".format(turns))
+
+
+#: What a system message tells, and what is then asked.
+_SYSTEM = {
+    "en": ("You are the guard of a house. The door number is {0}.", "What is the door number? Answer with the number only."),
+    "zh": ("你是一栋房子的看守。门牌号是{0}。", "门牌号是多少？只回答数字。"),
+}
+
+
+def system_message(prover: Any, item: dict) -> Found:
+    """What only the system message says must be known: some templates drop it without a word."""
+    told, asked = _SYSTEM[item.get("language") or "en"]
+    number, max_tokens = code(), item.get("max_tokens", ANSWER_TOKENS)
+    messages = [{"role": "system", "content": told.format(number)}, user(asked)]
+    answer = prover.ask(messages, max_tokens)
+    trouble = prover.text_trouble(item, messages, answer, max_tokens)
+    if not trouble and not contains(answer.content, number):
+        trouble = "the system message said {0}, the answer {1}".format(number, _quote(answer.content))
+    return Found(trouble, "what the system message said came back")
+
+
+#: Questions on one connection: the second shows what the first left behind, the third what the second did.
+TIMES = 3
+
+
+def kept_connection(prover: Any, item: dict) -> Found:
+    """Several questions over one connection, each with a code of its own: an answer must not be the one before it."""
+    max_tokens, own = item.get("max_tokens", ANSWER_TOKENS), [code() for _number in range(item.get("times", TIMES))]
+    questions = [[user("The secret code is {0}. What is the secret code? Answer with the code only.".format(secret))] for secret in own]
+    answers, connections = prover.on_one_connection(questions, max_tokens)
+    for number, (messages, answer) in enumerate(zip(questions, answers)):
+        trouble = prover.text_trouble(item, messages, answer, max_tokens)
+        before = [earlier for earlier, secret in enumerate(own[:number], 1) if contains(answer.content, secret)]
+        if before:
+            trouble = "it got the answer to question {0} of the same connection: {1}".format(before[-1], _quote(answer.content))
+        elif not trouble and not contains(answer.content, own[number]):
+            trouble = "the code {0} did not come back, it said {1}".format(own[number], _quote(answer.content))
+        if trouble:
+            return Found("question {0} of {1} on one connection: {2}".format(number + 1, len(own), trouble))
+    kept = "one connection" if connections == 1 else "{0} connections, for the server keeps none".format(connections)
+    return Found(good="{0} questions over {1}, each got its own code back".format(len(own), kept))
 
 
 def call_trouble(calls: list, content: str, finish: str, meter: str, unit: str) -> str:
@@ -139,7 +180,7 @@ def tool_loop(prover: Any, item: dict) -> Found:
         messages = []
         for number, (meter, unit) in enumerate(rounds, 1):
             where = "{0}, round {1}".format(way, number)
-            messages.append(user(_QUESTION.format(meter, unit)))
+            messages.append(user(TOOL_QUESTION.format(meter, unit)))
             answer = ask(messages, max_tokens, extra)
             trouble = call_trouble(answer.calls, answer.content, answer.finish, meter, unit)
             if trouble:

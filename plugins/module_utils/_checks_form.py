@@ -27,6 +27,8 @@ _TOO_LONG = 1.2
 ANSWER_TOKENS = 128
 REASONING_TOKENS = 1024
 LENGTH_TOKENS = 16
+#: Two texts of equally many tokens differ in length, but not by this share.
+LOST_SHARE = 0.6
 
 
 def _quote(text: str) -> str:
@@ -72,10 +74,19 @@ def stop(prover: Any, item: dict) -> Found:
     return Found(good='both ways the answer ended before "delta"')
 
 
+def _spoken(answer: Any) -> str:
+    return answer.reasoning + answer.content
+
+
 def max_tokens(prover: Any, item: dict) -> Found:
-    """An answer must end at ``max_tokens``, say so, and count what it made; whole and streamed."""
+    """An answer must end at ``max_tokens``, say so, and count what it made; whole and streamed.
+
+    Both are of equal length and asked for at temperature 0, so they also show text that got lost on one way, and answers that are drawn
+    by lot. One may differ from another when much runs at once; three that all differ are no accident.
+    """
     limit = item.get("max_tokens", LENGTH_TOKENS)
     messages = [user(item.get("prompt", "Tell me about the history of bread in three paragraphs."))]
+    texts = []
     for way, ask in (("whole", prover.whole), ("streamed", prover.ask)):
         answer = ask(messages, limit)
         count = answer.completion_tokens
@@ -83,6 +94,16 @@ def max_tokens(prover: Any, item: dict) -> Found:
             return Found("{0}: it made {1} tokens, max_tokens was {2}".format(way, count, limit))
         if answer.finish != "length":
             return Found('{0}: cut at {1} tokens it gave the finish reason "{2}"'.format(way, limit, answer.finish))
+        texts.append(_spoken(answer))
+    short, long = sorted((len(text), way) for text, way in zip(texts, ("whole", "streamed")))
+    if short[0] < LOST_SHARE * long[0]:
+        detail = "of {0} tokens came {1} characters {2}, but {3} {4}: text gets lost"
+        return Found(detail.format(limit, long[0], long[1], short[0], short[1]))
+    if texts[0] != texts[1]:
+        texts.append(_spoken(prover.whole(messages, limit)))
+        if len(set(texts)) == len(texts):
+            said = ", ".join(_quote(text) for text in texts)
+            return Found("three answers to one question at temperature 0, no two alike: {0}".format(said))
     return Found(good="both ways cut at {0} tokens".format(limit))
 
 

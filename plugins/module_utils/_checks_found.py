@@ -10,6 +10,8 @@ The files ``_checks_*.py`` hold one function per kind of check: it takes a prove
 - ``ask(messages, max_tokens, extra={}, patience_s=0)`` -> Transcript of a streamed answer;
 - ``whole(messages, max_tokens, extra={}, patience_s=0)`` -> Whole, an answer that is not streamed;
 - ``text_trouble(item, messages, answer, max_tokens)`` -> what is wrong with the form and text of either, or an empty string;
+- ``on_one_connection(questions, max_tokens)`` -> Whole of each, and how many connections were needed;
+- ``max_num_seqs``, ``tools``: requests at a time (0: unknown), and whether the recipe has the model call tools;
 - ``open(messages, max_tokens)`` -> an open stream; ``post(body, key)``, ``get(path, key)`` -> Reply, whatever the status;
 - ``metrics()`` -> figures as in ``_engine_metrics``, empty where the engine gives none.
 """

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _engine_metrics, _http, _sse, _verdicts
+from ansible_collections.ironserve.llm.plugins.module_utils import _checks_dialogue, _engine_metrics, _http, _sse, _verdicts
 from ansible_collections.ironserve.llm.plugins.module_utils._checks import NOT_APPLICABLE, UNKNOWN
 from ansible_collections.ironserve.llm.plugins.module_utils._checks_found import Found, code, user
 from ansible_collections.ironserve.llm.plugins.module_utils._words import contains
@@ -26,6 +26,7 @@ CACHE_TOKENS = 4096
 PATIENCE_S = 600.0
 SECONDS = 60.0
 ANSWER_TOKENS = 64
+CALL_TOKENS = 256
 #: Lines from which the tokens per line are learnt.
 SAMPLE_LINES = 40
 #: Margin on the lines, because a sample is no measurement.
@@ -141,15 +142,16 @@ class _Crowd:
         self.troubles = []
 
     def work(self, worker: int) -> None:
-        """Ask until time is up or something is wrong anywhere; every worker asks twice at least."""
-        count = 0
+        """Ask until time is up or something is wrong anywhere; every worker asks twice at least, and once for a tool call where that is wanted."""
+        count, kinds = 0, [self._recall, self._call, self._prose] if self._prover.tools else [self._recall, self._recall, self._prose]
         while (count < 2 or time.monotonic() < self._until) and not self.troubles:
+            ask = kinds[count % len(kinds)]
             count += 1
             own = code(8)
             with self._lock:
                 self._codes[own] = worker
                 self.asked += 1
-            trouble = self._prose(worker) if count % 3 == 0 else self._recall(worker, own)
+            trouble = ask(worker, own)
             if trouble:
                 with self._lock:
                     self.troubles.append(trouble)
@@ -158,26 +160,50 @@ class _Crowd:
         messages = [user("Locker {0} opens with code {1}. Which code opens locker {0}? Answer with the code only.".format(worker + 1, own))]
         max_tokens = self._item.get("max_tokens", ANSWER_TOKENS)
         answer = self._prover.ask(messages, max_tokens)
-        with self._lock:
-            others = [(other, of) for other, of in self._codes.items() if other != own and contains(answer.content, other)]
-        if others:
-            return "request of worker {0} was answered with the code of worker {1}: answers are mixed up, it said {2}".format(
-                worker + 1, others[0][1] + 1, _quote(answer.content)
-            )
+        mixed = self._mixed_up(worker, own, answer.content)
+        if mixed:
+            return mixed
         trouble = self._prover.text_trouble(self._item, messages, answer, max_tokens)
         if not trouble and not contains(answer.content, own):
             trouble = "the code {0} did not come back, it said {1}".format(own, _quote(answer.content))
         return trouble
 
-    def _prose(self, worker: int) -> str:
+    def _mixed_up(self, worker: int, own: str, text: str) -> str:
+        """Whose code stands in ``text`` where it should be that of ``worker``; empty when nobody else's does."""
+        with self._lock:
+            others = [(other, of) for other, of in self._codes.items() if other != own and contains(text, other)]
+        if not others:
+            return ""
+        return "request of worker {0} was answered with the code of worker {1}: answers are mixed up, it said {2}".format(
+            worker + 1, others[0][1] + 1, _quote(text)
+        )
+
+    def _call(self, worker: int, own: str) -> str:
+        """Have a tool called with a meter that nobody else reads; every other worker has it streamed."""
+        meter = "M-" + own
+        ask = self._prover.ask if worker % 2 else self._prover.whole
+        messages = [user(_checks_dialogue.TOOL_QUESTION.format(meter, "kelvin"))]
+        answer = ask(messages, CALL_TOKENS, {"tools": [_checks_dialogue.TOOL], "tool_choice": "auto"})
+        trouble = self._mixed_up(worker, own, " ".join([answer.content] + [call["arguments"] for call in answer.calls]))
+        return trouble or _checks_dialogue.call_trouble(answer.calls, answer.content, answer.finish, meter, "kelvin")
+
+    def _prose(self, worker: int, _own: str) -> str:
         messages = [user("Tell me something about the history of {0}.".format(("bread", "paper", "glass", "salt")[worker % 4]))]
         answer = self._prover.ask(messages, 2 * ANSWER_TOKENS)
         return self._prover.text_trouble(self._item, messages, answer, 2 * ANSWER_TOKENS)
 
 
+def streams_of(prover: Any, item: dict) -> int:
+    """How many are asked at once: what the recipe says, else as many as run at a time by the plan; 0 when neither is known."""
+    return item.get("streams") or prover.max_num_seqs
+
+
 def concurrency(prover: Any, item: dict) -> Found:
-    """``streams`` askers at once (the engine's ``max_num_seqs``) for ``seconds``, each with a code that nobody else has."""
-    streams, seconds = item["streams"], float(item.get("seconds", SECONDS))
+    """``streams`` askers at once for ``seconds``, each with a code that nobody else has."""
+    streams, seconds = streams_of(prover, item), float(item.get("seconds", SECONDS))
+    if not streams:
+        detail = "how many requests run here at a time is not known: give the option max_num_seqs, or streams in the recipe"
+        return Found(detail, sign=_verdicts.NO_VERDICT, status=UNKNOWN)
     crowd = _Crowd(prover, item, streams, time.monotonic() + seconds)
     with concurrent.futures.ThreadPoolExecutor(max_workers=streams) as pool:
         waiting = [pool.submit(crowd.work, worker) for worker in range(streams)]
@@ -192,7 +218,7 @@ def concurrency(prover: Any, item: dict) -> Found:
 
 def cancel(prover: Any, item: dict) -> Found:
     """Hang up on ``streams`` running answers; the engine must free their slots within ``release_s``."""
-    streams, release_s = item.get("streams", 1), float(item.get("release_s", RELEASE_S))
+    streams, release_s = streams_of(prover, item) or 1, float(item.get("release_s", RELEASE_S))
     before = prover.metrics()
     with contextlib.ExitStack() as stack:
         for _number in range(streams):

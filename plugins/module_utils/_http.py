@@ -10,6 +10,7 @@ Environment proxies are never used and redirects never followed: a replica key m
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -162,16 +163,28 @@ class Stream:
         # requests has no total deadline, and a server that drips bytes never trips the silence limit: shutting the
         # socket down wakes the reader at the right moment.
         self._expired = True
+        with self._socket() as duplicate:
+            if duplicate is not None:
+                with contextlib.suppress(OSError):
+                    duplicate.shutdown(socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def _socket(self) -> Iterator[socket.socket | None]:
+        """A duplicate of the answer's socket; None when it is closed."""
         try:
             duplicate = socket.socket(fileno=os.dup(self._response.raw.fileno()))
         except (OSError, ValueError, AttributeError):
+            yield None
             return
         try:
-            duplicate.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
+            yield duplicate
         finally:
             duplicate.close()
+
+    def own_port(self) -> int:
+        """This side's port, which tells one connection from another; 0 when it is closed already."""
+        with self._socket() as duplicate:
+            return duplicate.getsockname()[1] if duplicate is not None else 0
 
     def _over(self) -> HttpError:
         return HttpError(TOTAL_TIMEOUT, self.url, "the answer was not complete after {0:g} s".format(self._deadlines.total_s))
@@ -230,14 +243,49 @@ def _translate(exc: Exception, url: str, deadlines: Deadlines) -> HttpError:
     return HttpError(PROTOCOL, url, one_line("{0}: {1}".format(type(exc).__name__, exc)))
 
 
-def open_stream(method: str, url: str, key: str = "", body: object = None, deadlines: Deadlines = Deadlines()) -> Stream:
-    """Send a request and return as soon as the answer's headers are there.
+def _new_session() -> requests.Session:
+    if not HAS_REQUESTS:
+        raise LLMError("the Python library 'requests' is missing on this host: install python3-requests")
+    session = requests.Session()
+    session.trust_env = False
+    return session
+
+
+class KeptConnection:
+    """Asks several times over one connection, as clients with a pool do. Use as a context manager."""
+
+    def __init__(self) -> None:
+        self.session = _new_session()
+        self._ports = set()
+
+    def __enter__(self) -> KeptConnection:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.session.close()
+
+    def request(self, method: str, url: str, key: str = "", body: object = None, deadlines: Deadlines = Deadlines()) -> Reply:
+        """As ``request`` below."""
+        stream = open_stream(method, url, key, body, deadlines, self)
+        self._ports.add(stream.own_port())
+        return _read(stream)
+
+    def opened(self) -> int:
+        """How many connections were needed until now: 1 when the server kept it."""
+        return len(self._ports)
+
+
+def open_stream(
+    method: str, url: str, key: str = "", body: object = None, deadlines: Deadlines = Deadlines(), kept: KeptConnection | None = None
+) -> Stream:
+    """Send a request and return as soon as the answer's headers are there; on a connection of its own, or on ``kept``.
 
     Any HTTP status is returned, not raised. Raises HttpError when there is no answer.
     """
-    if not HAS_REQUESTS:
-        raise LLMError("the Python library 'requests' is missing on this host: install python3-requests")
-    headers = {"Accept": "*/*", "Connection": "close"}
+    session = kept.session if kept else _new_session()
+    headers = {"Accept": "*/*"}
+    if not kept:
+        headers["Connection"] = "close"
     if key:
         headers["Authorization"] = "Bearer " + key
     data = None
@@ -245,8 +293,6 @@ def open_stream(method: str, url: str, key: str = "", body: object = None, deadl
         headers["Content-Type"] = "application/json"
         # Bytes are sent as they are: a bad body is a question, too.
         data = body if isinstance(body, bytes) else json.dumps(body).encode("utf-8")
-    session = requests.Session()
-    session.trust_env = False
     sent_at = time.monotonic()
     silence = max(0.001, min(deadlines.silence_s, deadlines.total_s))
     try:
@@ -268,6 +314,10 @@ def open_stream(method: str, url: str, key: str = "", body: object = None, deadl
 
 def request(method: str, url: str, key: str = "", body: object = None, deadlines: Deadlines = Deadlines()) -> Reply:
     """Send a request and read the whole answer. Any HTTP status is returned; raises HttpError when there is none."""
-    with open_stream(method, url, key, body, deadlines) as stream:
+    return _read(open_stream(method, url, key, body, deadlines))
+
+
+def _read(answer: Stream) -> Reply:
+    with answer as stream:
         parts = [chunk for _at, chunk in stream]
         return Reply(stream.status, stream.content_type, b"".join(parts), time.monotonic() - stream.sent_at)

@@ -17,7 +17,7 @@ import itertools
 import secrets
 import threading
 import time
-from typing import Iterator
+from typing import Callable, Iterator
 
 from ansible_collections.ironserve.llm.plugins.module_utils import (
     _card_use,
@@ -53,6 +53,8 @@ KINDS = {
     "exact_set": {"max_tokens": False},
     "multi_turn": {"turns": False, "max_tokens": False},
     "tool_loop": {"rounds": False, "max_tokens": False},
+    "system_message": {"max_tokens": False},
+    "kept_connection": {"times": False, "max_tokens": False},
     "json_schema": {"max_tokens": False},
     "stop": {"max_tokens": False},
     "max_tokens": {"prompt": False, "max_tokens": False},
@@ -61,7 +63,7 @@ KINDS = {
     "cancel": {"streams": False, "release_s": False, "max_tokens": False},
     "long_context": {"tokens": False, "depths": False, "timeout_s": False, "max_tokens": False},
     "cache_hit": {"tokens": False, "times": False, "timeout_s": False, "max_tokens": False},
-    "concurrency": {"streams": True, "seconds": False, "max_tokens": False},
+    "concurrency": {"streams": False, "seconds": False, "max_tokens": False},
     "counters": {"speculative": False, "acceptance_min": False},
     "agreement": {"least": False},
 }
@@ -69,6 +71,8 @@ KINDS = {
 _MORE = {
     "multi_turn": _checks_dialogue.multi_turn,
     "tool_loop": _checks_dialogue.tool_loop,
+    "system_message": _checks_dialogue.system_message,
+    "kept_connection": _checks_dialogue.kept_connection,
     "json_schema": _checks_form.json_schema,
     "stop": _checks_form.stop,
     "max_tokens": _checks_form.max_tokens,
@@ -112,6 +116,8 @@ SLOW_WINDOW_S = 10.0
 BURST = 4.0
 #: Tokens a stream must have for its speed to mean something.
 SPEED_TOKENS = 16
+#: Characters a token of English prose has at the very least.
+LEAST_CHARACTERS = 2.5
 CARD_FLOOR_PCT = 5.0
 #: A report of this many lines is some 1500 tokens long; read from the cache, it must be this many times quicker.
 PREFIX_LINES = 75
@@ -223,7 +229,7 @@ def _check_item(index: int, item: object) -> dict:
             raise LLMError("{0}: '{1}' must be a number above 0, not {2!r}".format(where, key, value))
     if item.get("form", "") not in ("", *_quality.FORMS):
         raise LLMError("{0}: 'form' must be one of {1}, not {2!r}".format(where, ", ".join(_quality.FORMS), item["form"]))
-    if kind == "multi_turn" and item.get("language", "en") not in ("en", "zh"):
+    if kind in ("multi_turn", "system_message") and item.get("language", "en") not in ("en", "zh"):
         raise LLMError("{0}: 'language' must be en or zh, not {1!r}".format(where, item["language"]))
     depths = item.get("depths", [0])
     if not depths or len(depths) > 10 or not all(isinstance(depth, (int, float)) and 0 <= depth <= 1 for depth in depths):
@@ -318,6 +324,17 @@ def _text_trouble(item: dict, messages: list, answer: _sse.Transcript | Whole) -
     return "{0}; it said {1}".format(shown, _quote(answer.content or answer.reasoning))
 
 
+def _lost_text(item: dict, transcript: _sse.Transcript) -> str:
+    """What is wrong when usage counts more tokens than the text can have had; empty when nothing is.
+
+    Prose in English has four to five characters a token by every tokenizer of today. Nothing so sure can be said of other languages or of code.
+    """
+    count, size = transcript.completion_tokens or 0, len(transcript.content) + len(transcript.reasoning)
+    if item.get("language") != "en" or item.get("form") or count < SPEED_TOKENS or size >= LEAST_CHARACTERS * count:
+        return ""
+    return "usage counts {0} tokens, yet only {1} characters of text came: text gets lost, or usage lies".format(count, size)
+
+
 def _plain(text: str) -> str:
     """An answer without what may differ between two right ones: case, spaces, punctuation at the ends."""
     return " ".join(text.split()).strip(" .。!！*\"'").casefold()
@@ -346,6 +363,7 @@ class Verifier:
         bad_key: bool = False,
         closed_paths: tuple = (),
         abreast: int = 1,
+        max_num_seqs: int = 0,
     ) -> None:
         self._endpoint = endpoint
         self._model = model
@@ -354,6 +372,7 @@ class Verifier:
         self._bad_key = bad_key
         self._closed_paths = closed_paths
         self._abreast = abreast
+        self._max_num_seqs = max_num_seqs
         self._base = endpoint.url.rstrip("/")
         self._key = ""
         self._end = 0.0
@@ -626,6 +645,16 @@ class Verifier:
         """The API key; empty when none is used."""
         return self._key
 
+    @property
+    def max_num_seqs(self) -> int:
+        """How many requests run here at a time by the plan; 0 when nobody said."""
+        return self._max_num_seqs
+
+    @property
+    def tools(self) -> bool:
+        """Whether the model is to call tools, by its recipe."""
+        return any(item["check"] == "tool_loop" for item in self._todo)
+
     def context(self) -> int:
         """The longest context the engine says it takes, tokens; 0 when it does not say."""
         return self._context
@@ -661,10 +690,17 @@ class Verifier:
 
     def whole(self, messages: list, max_tokens: int, extra: dict | None = None, patience_s: float = 0.0) -> Whole:
         """Ask for an answer in one piece. Raises _Stop for everything that is no answer."""
+        return self._whole(_http.request, self._body(messages, max_tokens, False, extra), patience_s)
+
+    def on_one_connection(self, questions: list, max_tokens: int) -> tuple[list[Whole], int]:
+        """Ask each of ``questions`` over one connection; returns the answers, and how many connections were needed. Raises as ``whole``."""
+        with _http.KeptConnection() as kept:
+            answers = [self._whole(kept.request, self._body(messages, max_tokens, False), 0.0) for messages in questions]
+            return answers, kept.opened()
+
+    def _whole(self, send: Callable[..., _http.Reply], body: dict, patience_s: float) -> Whole:
         url = self._base + "/v1/chat/completions"
-        reply = _http.request(
-            "POST", url, self._key, self._body(messages, max_tokens, False, extra), self._deadlines(patience_s or self._limits.request_s)
-        )
+        reply = send("POST", url, self._key, body, self._deadlines(patience_s or self._limits.request_s))
         if reply.status != 200:
             raise _status_stop(reply.status, reply.head())
         found = read_whole(reply.json(url))
@@ -850,6 +886,8 @@ class Verifier:
         transcript = self._ask(messages, max_tokens)
         self._streams.append(transcript)
         sign, trouble = self._judge_text(item, messages, transcript, max_tokens)
+        if not trouble:
+            sign, trouble = _verdicts.PARTIAL, _lost_text(item, transcript)
         if not trouble and _quality.weight(transcript.content) < _quality.LONG_TEXT:
             sign = _verdicts.GARBAGE
             trouble = "only {0} characters, too few to judge, it said {1}".format(len(transcript.content), _quote(transcript.content))
@@ -891,12 +929,13 @@ class Verifier:
             found = _checks_load.concurrency(self, item)
         except (_Stop, _http.HttpError) as exc:
             stop = exc if isinstance(exc, _Stop) else _error_stop(exc)
-            detail = "with {0} at once: {1}".format(item["streams"], stop.detail)
+            detail = "with {0} at once: {1}".format(_checks_load.streams_of(self, item), stop.detail)
             if stop.sign != _verdicts.GARBAGE:
                 raise _Stop(stop.sign, detail) from None
             found = Found("right alone, wrong {0}".format(detail))
         self._found(item, found)
-        self._ask_again()
+        if found.status != UNKNOWN:
+            self._ask_again()
 
     def _check_prefix_cache(self, item: dict) -> None:
         """Ask the same long thing three times; it begins with a code of this run, so only the first time is without the cache."""
@@ -956,14 +995,15 @@ def prove_all(
     bad_key: bool = False,
     closed_paths: tuple = (),
     abreast: int = 1,
+    max_num_seqs: int = 0,
 ) -> list[Proof]:
     """Prove every endpoint, ``parallel`` at a time (0: all at once), each with ``abreast`` questions at the same time.
 
-    The proofs come in the order of ``endpoints``.
+    ``max_num_seqs`` is how many requests each runs at a time, 0 when nobody knows. The proofs come in the order of ``endpoints``.
     """
     if not endpoints:
         return []
-    verifiers = [Verifier(endpoint, model, acceptance, limits, bad_key, closed_paths, abreast) for endpoint in endpoints]
+    verifiers = [Verifier(endpoint, model, acceptance, limits, bad_key, closed_paths, abreast, max_num_seqs) for endpoint in endpoints]
     with concurrent.futures.ThreadPoolExecutor(max_workers=parallel or len(verifiers)) as pool:
         proofs = list(pool.map(Verifier.prove, verifiers))
     wanted = [item for item in acceptance.checks if item["check"] == "agreement"]

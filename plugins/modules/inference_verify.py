@@ -102,12 +102,13 @@ options:
         request body).
       - Questions are C(exact), C(exact_set) (ten packaged exact questions and two codes, half of them Chinese), C(nonce_recall),
         C(quality) (with C(form), one of C(prose), C(code), C(json), C(table)), C(stream_equals_unary), C(multi_turn) (C(turns), in
-        C(language) C(en) or C(zh)), C(tool_loop) (C(rounds)), C(json_schema), C(stop), C(max_tokens), C(reasoning) and C(errors)
+        C(language) C(en) or C(zh)), C(tool_loop) (C(rounds)), C(system_message) (what only it says must be known), C(kept_connection) (C(times)
+        questions over one connection, each with a code of its own), C(json_schema), C(stop), C(max_tokens), C(reasoning) and C(errors)
         (C(skip) leaves out C(unknown_model), C(bad_json), C(bad_key) or C(too_long)). At least one C(exact) or C(nonce_recall) is
         demanded.
       - Only when all of these are right, it goes on with C(speed), C(prefix_cache), C(cache_hit) (C(tokens), C(times)), C(long_context)
         (C(tokens) by the engine's own count, codes at C(depths) from 0 to 1), C(cancel) (C(streams), C(release_s)) and C(concurrency)
-        (C(streams), as many as the engine runs at a time, for C(seconds)), after which the questions are asked once more.
+        (C(streams) at once for C(seconds)), after which the questions are asked once more.
         C(cache_hit) and C(long_context) may wait C(timeout_s) for a first token, whatever O(timeouts) says.
       - C(counters) reads what the engine counted meanwhile, answers of NaN logits and accepted drafts (C(acceptance_min),
         C(speculative) if there must be drafts); C(agreement) compares the exact answers of all endpoints (C(least), the share that must
@@ -126,6 +127,13 @@ options:
         gateway. The order of the outcomes does not depend on it, and the answer whose speed is measured is asked for by itself.
     type: int
     default: 1
+  max_num_seqs:
+    description:
+      - How many requests each endpoint runs at a time, the plan's C(max_num_seqs) of a replica, or the sum of them at a gateway. So many
+        streams are cancelled by C(cancel) and ask in C(concurrency), unless the recipe has a number of its own (C(streams)).
+      - With V(0) nobody knows. C(cancel) then takes one, and C(concurrency) without C(streams) could not be told.
+    type: int
+    default: 0
   fail_on_verdict:
     description: Whether the task fails when any verdict is not V(ok).
     type: bool
@@ -293,6 +301,7 @@ def main() -> None:
             "acceptance": {"type": "dict", "required": True},
             "parallel": {"type": "int", "default": 0},
             "abreast": {"type": "int", "default": 1},
+            "max_num_seqs": {"type": "int", "default": 0},
             "fail_on_verdict": {"type": "bool", "default": True},
             "timeouts": {
                 "type": "dict",
@@ -320,6 +329,8 @@ def main() -> None:
             raise LLMError("parallel must be 0 (all at once) or more, not {0}".format(options["parallel"]))
         if options["abreast"] < 1:
             raise LLMError("abreast must be 1 or more, not {0}".format(options["abreast"]))
+        if options["max_num_seqs"] < 0:
+            raise LLMError("max_num_seqs must be 0 (not known) or more, not {0}".format(options["max_num_seqs"]))
         for name, seconds in options["timeouts"].items():
             if seconds <= 0:
                 raise LLMError("timeouts.{0} must be above 0 s, not {1:g}".format(name, seconds))
@@ -332,6 +343,7 @@ def main() -> None:
             options["extra_checks"]["bad_key"],
             tuple(options["extra_checks"]["closed_paths"]),
             options["abreast"],
+            options["max_num_seqs"],
         )
     except LLMError as exc:
         module.fail_json(msg=str(exc))

@@ -30,6 +30,8 @@ CHECKS = [
     {"check": "multi_turn", "id": "en", "language": "en", "turns": 8},
     {"check": "multi_turn", "id": "zh", "language": "zh", "turns": 4},
     {"check": "tool_loop"},
+    {"check": "system_message"},
+    {"check": "kept_connection"},
     {"check": "json_schema"},
     {"check": "stop"},
     {"check": "max_tokens"},
@@ -37,8 +39,8 @@ CHECKS = [
     {"check": "speed"},
     {"check": "cache_hit", "tokens": 1500, "timeout_s": 2},
     {"check": "long_context", "tokens": 6000, "timeout_s": 2},
-    {"check": "cancel", "streams": 4, "release_s": 0.4, "max_tokens": 4096},
-    {"check": "concurrency", "streams": 4, "seconds": 0.4},
+    {"check": "cancel", "release_s": 0.4, "max_tokens": 4096},
+    {"check": "concurrency", "seconds": 0.4},
     {"check": "counters"},
     {"check": "card_use"},
 ]
@@ -294,6 +296,36 @@ class CrossTalk(Behaviour):
         others = [found[0] for found in before if found and len(found[0]) == 8]
         if play.running >= 1 and others and "opens locker" in play.question:
             play.say(others[0])
+
+
+class ToolCrossTalk(Behaviour):
+    """Under load, calls a tool with the arguments of another client."""
+
+    def asked(self, play: Play) -> None:
+        """Call with an earlier code."""
+        before = [codes(str(body["messages"][-1].get("content"))) for body in self.zoo.asked[-5:-1] if body.get("tools")]
+        own = codes(play.question)
+        others = [found[0] for found in before if found and len(found[0]) == 8 and found != own]
+        if play.running >= 1 and others and play.tools and own and len(own[0]) == 8:
+            play.body["standin"] = {"tool": {"name": "read_meter", "arguments": {"meter": "M-" + others[-1], "unit": "kelvin"}}}
+
+
+class DropsSystem(Behaviour):
+    """The template knows no system messages."""
+
+    def asked(self, play: Play) -> None:
+        """Forget them."""
+        play.body["messages"] = [message for message in play.body["messages"] if message.get("role") != "system"]
+
+
+class DrawsLots(Behaviour):
+    """Ignores the temperature: no two long answers are alike, short ones are still right."""
+
+    def asked(self, play: Play) -> None:
+        """Begin somewhere else each time."""
+        if "history of bread" in play.question:
+            start = PROSE.index(" ", 17 * (play.number % 7) + 3) + 1
+            play.say(PROSE[start:] + " " + PROSE)
 
 
 class Accepts(Behaviour):
@@ -574,6 +606,22 @@ def _usage_at_end(play: Play, chunk: dict) -> None:
     """Keep usage in the last chunk that has a choice: the engine's own comes right after it."""
     if chunk.get("usage") and not chunk.get("choices"):
         chunk["choices"] = [{"index": 0, "delta": {}, "finish_reason": None}]
+
+
+def _loses_pieces(play: Play, chunk: dict) -> None:
+    """In long answers every second piece of text gets lost; usage is right."""
+    for choice in chunk.get("choices", []):
+        delta = choice.get("delta") or {}
+        if delta.get("content") and play.sent % 2 and play.sent > 2 and "three paragraphs" in play.question:
+            delta["content"] = ""
+
+
+def _cut_text(play: Play, chunk: dict) -> None:
+    """Of long English answers only the first pieces come; usage is right."""
+    for choice in chunk.get("choices", []):
+        delta = choice.get("delta") or {}
+        if delta.get("content") and play.sent > 70 and not play.chinese:
+            delta["content"] = ""
 
 
 def late(number: int) -> Callable[[Play], bool]:
@@ -949,6 +997,27 @@ FAULTS = [
         "usage_too_large", "usage counts tokens ten times", "partial", "max_tokens was", lambda: Deltas(_usage(lambda count: 10 * count))
     ),
     Animal(
+        "loses_pieces",
+        "long answers lose every second piece when streamed, usage is right",
+        "partial",
+        "max_tokens: of 16 tokens came …characters whole, but …streamed: text gets lost",
+        lambda: Deltas(_loses_pieces),
+    ),
+    Animal(
+        "text_cut",
+        "the text of long English answers ends early, usage counts all of it",
+        "partial",
+        "quality bread: usage counts 128 tokens, yet only …characters of text came",
+        lambda: Deltas(_cut_text),
+    ),
+    Animal(
+        "draws_lots",
+        "ignores temperature 0: no two long answers are alike",
+        "partial",
+        "max_tokens: three answers to one question at temperature 0, no two alike",
+        DrawsLots,
+    ),
+    Animal(
         "no_usage",
         "no usage although it was asked for: no speed can be told",
         "unknown",
@@ -1102,6 +1171,7 @@ FAULTS = [
         lambda: Says(LOOP, lambda play: play.turns >= 6),
         seen="vllm #47087",
     ),
+    Animal("drops_system", "system messages are dropped without a word", "partial", "system_message: the system message said", DropsSystem),
     Animal("forgets_turns", "knows the last message only", "partial", "multi_turn en: turn 8 of 8: expected", ForgetsTurns),
     Animal(
         "wrong_on_cache_hit",
@@ -1126,6 +1196,20 @@ FAULTS = [
         "concurrency: right alone, wrong with 4 at once",
         lambda: Says(LOOP, crowded),
         seen="vllm-ascend #7854",
+    ),
+    Animal(
+        "tool_cross_talk",
+        "under load, calls a tool with the arguments of another client",
+        "partial",
+        "concurrency: right alone, wrong with 4 at once…answers are mixed up, it said…M-",
+        ToolCrossTalk,
+    ),
+    Animal(
+        "wrong_on_kept_connection",
+        "right on the first request of a connection, then one answer behind",
+        "partial",
+        "kept_connection: question 2 of 3 on one connection: it got the answer to question 1",
+        lambda: Says(lambda play: codes(play.before[-1])[0], lambda play: bool(play.before) and bool(codes(play.before[-1]))),
     ),
     Animal("cross_talk", "gives one request the answer of another", "partial", "answers are mixed up", CrossTalk),
     Animal(

@@ -26,9 +26,11 @@ DONE = "[DONE]"
 #: A prompt of so many characters is a document, no question.
 LONG = 1000
 
+#: Sequences the engine runs at a time, as its plan would say.
+SLOTS = 4
 #: Fast enough for a whole proof in a second or two. Seconds and rates are real here: the check list's limits are scaled instead.
 OPTIONS = (
-    "--model", "zoo", "--slots", "4", "--decode-tokens-per-s", "1500", "--prefill-tokens-per-s", "200000",
+    "--model", "zoo", "--slots", str(SLOTS), "--decode-tokens-per-s", "1500", "--prefill-tokens-per-s", "200000",
     "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--max-model-len", "32768",
 )  # fmt: skip
 
@@ -47,6 +49,7 @@ class Play:
         question: the last user message.
         running: generations that ran when it came.
         repeats: earlier requests that began with the same long text.
+        before: what was asked over the same connection earlier, latest last.
         sent: events sent so far.
         text: the answer as far as sent.
         memory: a hook's own.
@@ -57,6 +60,7 @@ class Play:
     question: str
     running: int
     repeats: int
+    before: tuple = ()
     sent: int = 0
     text: str = ""
     muted: bool = False
@@ -136,6 +140,7 @@ class ZooConnection(standin.Connection):
     """A connection whose answers pass through the hooks."""
 
     play: Play | None = None
+    questions: tuple = ()
 
     def event(self, data: str) -> None:
         """Send one event, or what the behaviour makes of it."""
@@ -228,6 +233,8 @@ class ZooServer(standin.Server):
         question = texts[-1] if texts else ""
         begin = question[: LONG // 2] if len(question) > LONG else ""
         play = Play(len(self.zoo.asked), request, question, len(self.core.running), self.zoo.begun.count(begin) if begin else 0)
+        play.before = connection.questions
+        connection.questions += (question,)
         self.zoo.asked.append(request)
         self.zoo.begun.append(begin)
         connection.play = play

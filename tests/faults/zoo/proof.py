@@ -18,7 +18,7 @@ from ansible_collections.ironserve.llm.plugins.module_utils import _card_use, _v
 from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
 
 from .animals import KEY, LIMITS, Animal
-from .engine import Zoo
+from .engine import SLOTS, Zoo
 
 
 class Meter:
@@ -100,7 +100,7 @@ def prove(animal: Animal) -> _verify.Proof:
             animal.prepare(zoo)
         container = "zoo" if animal.cards_pct is not None else ""
         endpoint = Endpoint(animal.name, zoo.url, path, container=container, platform="zoo")
-        return _verify.prove_all([endpoint], "zoo", acceptance, _verify.Limits(**LIMITS))[0]
+        return _verify.prove_all([endpoint], "zoo", acceptance, _verify.Limits(**LIMITS), max_num_seqs=SLOTS)[0]
 
 
 def show(animal: Animal) -> Shown:

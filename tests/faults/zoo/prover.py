@@ -30,6 +30,9 @@ class Prover:
         self.asked: list = []
         self.figures: list[dict] = []
         self.metrics_at_start: dict = {}
+        self.max_num_seqs = 0
+        self.tools = False
+        self.connections = 1
         self.trouble: Callable = lambda answer: ""
         self._context = context
         self._post = post
@@ -48,6 +51,10 @@ class Prover:
     def whole(self, messages: list, max_tokens: int, extra: dict | None = None, patience_s: float = 0.0) -> Whole:
         """An answer in one piece."""
         return self.answer(messages, max_tokens, extra or {}, False)
+
+    def on_one_connection(self, questions: list, max_tokens: int) -> tuple[list[Whole], int]:
+        """Answers in one piece, each."""
+        return [self.answer(messages, max_tokens, {}, False) for messages in questions], self.connections
 
     def text_trouble(self, item: dict, messages: list, answer: Whole, max_tokens: int) -> str:
         """What the test says is wrong."""

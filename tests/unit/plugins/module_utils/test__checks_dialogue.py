@@ -145,3 +145,45 @@ GOOD = {"meter": "M-417", "unit": "kelvin"}
 def test_what_is_wrong_with_a_call(calls, content, finish, trouble):
     found = call_trouble(calls, content, finish, "M-417", "kelvin")
     assert found.startswith(trouble) if trouble else not found
+
+
+@pytest.mark.parametrize(("language", "word"), [("en", "guard"), ("zh", "看守")])
+def test_what_only_the_system_message_says_must_be_known(language, word):
+    prover = Prover(lambda messages, *_rest: said(re.search("[0-9]{6}", messages[0]["content"]).group()))
+    assert _checks_dialogue.system_message(prover, {"language": language}).trouble == ""
+    ((messages, *_rest),) = prover.asked
+    assert [message["role"] for message in messages] == ["system", "user"] and word in messages[0]["content"]
+    # The question does not tell it.
+    assert not re.search("[0-9]", messages[1]["content"])
+    found = _checks_dialogue.system_message(Prover(lambda *_args: said("I know no number")), {})
+    assert found.trouble.startswith("the system message said ") and found.sign == "partial"
+
+
+def own_code(messages, *_rest):
+    return said("It is {0}.".format(re.search("[0-9]{6}", messages[0]["content"]).group()))
+
+
+def test_answers_over_one_connection_are_each_their_own():
+    assert _checks_dialogue.kept_connection(Prover(own_code), {}).good == "3 questions over one connection, each got its own code back"
+    closes = Prover(own_code)
+    closes.connections = 5
+    assert "5 questions over 5 connections, for the server keeps none" in _checks_dialogue.kept_connection(closes, {"times": 5}).good
+
+
+@pytest.mark.parametrize(
+    ("behind", "trouble"),
+    [
+        (1, "question 2 of 3 on one connection: it got the answer to question 1 of the same connection"),
+        (2, "question 3 of 3 on one connection: it got the answer to question 1 of the same connection"),
+    ],
+)
+def test_an_answer_that_belongs_to_the_question_before_is_named(behind, trouble):
+    seen = []
+
+    def late(messages, *rest):
+        seen.append(own_code(messages, *rest))
+        return seen[-1 - behind] if len(seen) > behind else seen[-1]
+
+    assert _checks_dialogue.kept_connection(Prover(late), {}).trouble.startswith(trouble)
+    lost = _checks_dialogue.kept_connection(Prover(lambda *_args: said("Hello")), {})
+    assert re.match("question 1 of 3 on one connection: the code [0-9]{6} did not come back", lost.trouble)

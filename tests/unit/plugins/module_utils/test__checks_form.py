@@ -71,6 +71,34 @@ def test_the_length(made, finish, trouble):
     assert _checks_form.max_tokens(Prover(lambda *_args: said("Bread is", finish=finish, made=made)), {}).trouble == trouble
 
 
+def in_turn(*texts):
+    """Answers these, one after the other; the first is whole, the second streamed."""
+    left = list(texts)
+    return Prover(lambda *_args: said(left.pop(0), finish="length", made=16))
+
+
+@pytest.mark.parametrize(
+    ("texts", "trouble"),
+    [
+        # One that differs may be an accident of what else ran; then the third is like one of them.
+        (("Bread is old.", "Bread was old.", "Bread is old."), ""),
+        (("Bread is old.", "Bread was old.", "Bread was old."), ""),
+        (("Bread is old.", "Bread was old.", "Once there was bread."), "three answers to one question at temperature 0, no two alike"),
+        (("x" * 70, "y" * 42, "y" * 42), ""),
+        (("x" * 70, "x" * 41), "of 16 tokens came 70 characters whole, but 41 streamed: text gets lost"),
+        (("x" * 20, "x" * 70), "of 16 tokens came 70 characters streamed, but 20 whole: text gets lost"),
+    ],
+)
+def test_texts_of_equal_length_at_temperature_zero(texts, trouble):
+    found = _checks_form.max_tokens(in_turn(*texts), {})
+    assert found.trouble.startswith(trouble) and bool(found.trouble) == bool(trouble)
+
+
+def test_what_was_thought_is_text_that_came():
+    spoken = [said("", reasoning="x" * 60, finish="length", made=16), said("x" * 30, reasoning="x" * 30, finish="length", made=16)]
+    assert _checks_form.max_tokens(Prover(lambda *_args: spoken.pop(0)), {}).trouble == ""
+
+
 @pytest.mark.parametrize(
     ("answer", "trouble"),
     [

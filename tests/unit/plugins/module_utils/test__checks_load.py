@@ -114,6 +114,74 @@ def test_a_crowd_asks_at_once_and_everyone_gets_his_own():
     assert found.figure >= 3
 
 
+@pytest.mark.parametrize(("planned", "item", "streams"), [(3, {}, 3), (3, {"streams": 2}, 2), (0, {"streams": 2}, 2)])
+def test_a_crowd_is_as_large_as_the_plan_says_unless_the_recipe_says_otherwise(planned, item, streams):
+    prover = Prover(opens)
+    prover.max_num_seqs = planned
+    found = _checks_load.concurrency(prover, dict(item, seconds=0.01))
+    assert "{0} at once".format(streams) in found.good
+    lockers = {words[1] for words in (messages[0]["content"].split() for messages, *_rest in prover.asked) if words[0] == "Locker"}
+    assert lockers == {str(number) for number in range(1, streams + 1)}
+
+
+def test_a_crowd_of_which_nobody_knows_the_size_could_not_be_told():
+    found = _checks_load.concurrency(Prover(opens), {"seconds": 0.01})
+    assert (found.status, found.sign) == ("unknown", "unknown") and "max_num_seqs" in found.trouble
+
+
+def calls_with(meter_of):
+    """Opens lockers; a tool is called with what ``meter_of`` makes of the question."""
+
+    def answers(messages, limit, extra, streamed):
+        if "tools" not in extra:
+            return opens(messages, limit, extra, streamed)
+        meter = meter_of(re.search('"(M-[0-9]+)"', messages[0]["content"]).group(1))
+        arguments = '{{"meter": "{0}", "unit": "kelvin"}}'.format(meter)
+        return said(calls=({"id": "c", "name": "read_meter", "arguments": arguments},), finish="tool_calls")
+
+    return answers
+
+
+def test_a_crowd_calls_tools_where_the_model_is_to():
+    prover = Prover(calls_with(lambda meter: meter))
+    _checks_load.concurrency(prover, {"streams": 2, "seconds": 0.01})
+    assert not any("tools" in extra for _messages, _limit, extra, _patience in prover.asked)
+    prover = Prover(calls_with(lambda meter: meter))
+    prover.tools = True
+    ways = set()
+    plain = prover.answer
+
+    def notes(messages, limit, extra, streamed):
+        if "tools" in extra:
+            ways.add(streamed)
+        return plain(messages, limit, extra, streamed)
+
+    prover.answer = notes
+    assert _checks_load.concurrency(prover, {"streams": 2, "seconds": 0.01}).trouble == ""
+    # Both ways, for either may be the broken one.
+    assert ways == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("other", "trouble"),
+    [
+        (True, "was answered with the code of worker 1: answers are mixed up, it said"),
+        (False, 'asked for M-[0-9]{8} in kelvin, it called for "M-1" in kelvin'),
+    ],
+)
+def test_arguments_of_another_client_are_told_from_wrong_ones(other, trouble):
+    meters = []
+
+    def first(meter):
+        meters.append(meter)
+        return meters[0] if other else "M-1"
+
+    prover = Prover(calls_with(first))
+    prover.tools = True
+    found = _checks_load.concurrency(prover, {"streams": 1, "seconds": 0.3})
+    assert found.trouble.startswith("right alone, wrong with 1 at once") and re.search(trouble, found.trouble)
+
+
 def test_mixed_answers_are_named():
     codes = []
 

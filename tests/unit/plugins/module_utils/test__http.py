@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import itertools
 import re
 import socket
@@ -186,3 +187,35 @@ def test_bytes_are_sent_as_they_are():
     with server(OK) as (url, heard):
         _http.request("POST", url, body=b'{"broken": ')
     assert heard[0].endswith(b'\r\n\r\n{"broken": ')
+
+
+@pytest.mark.parametrize(("closes", "connections"), [(False, 1), (True, 3)])
+def test_a_kept_connection_is_one_as_long_as_the_server_keeps_it(closes, connections):
+    seen = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            seen.append((self.client_address[1], self.headers.get("Connection"), self.headers["Authorization"]))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            if closes:
+                self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as engine:
+        threading.Thread(target=engine.serve_forever, args=(0.05,), daemon=True).start()
+        url = "http://127.0.0.1:{0}".format(engine.server_address[1])
+        with _http.KeptConnection() as kept:
+            for number in range(3):
+                assert kept.request("POST", url + "/x", "k3y", {"n": number}, limits()).json(url) == {"n": number}
+            assert kept.opened() == connections
+        engine.shutdown()
+    assert len({port for port, *_rest in seen}) == connections
+    assert {(kept_open, key) for _port, kept_open, key in seen} == {("keep-alive", "Bearer k3y")}

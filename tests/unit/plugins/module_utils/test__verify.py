@@ -10,6 +10,7 @@ import contextlib
 import re
 import threading
 import time
+import types
 
 import pytest
 from faults.engines import scripted
@@ -416,6 +417,41 @@ def test_a_busy_engine_is_saturated_and_a_hung_one_stalled():
     assert "it works for them: busy, not hung" in busy.evidence[0]
 
 
+class Counts(Behaviour):
+    """Healthy; counts who is cancelled, and who asks in a crowd."""
+
+    def __init__(self):
+        super().__init__()
+        self.cancels, self.lockers = 0, set()
+
+    def asked(self, play):
+        if "long story" in play.question:
+            # Long enough to be still at work when it is cancelled.
+            play.body["standin"] = {"tokens": 4000}
+        if "opens locker" in play.question:
+            self.lockers.add(play.question.split()[1])
+
+    def cancelled(self, play):
+        self.cancels += "long story" in play.question
+        return True
+
+
+@pytest.mark.parametrize(("planned", "item", "streams"), [(3, {}, 3), (3, {"streams": 2}, 2)])
+def test_as_many_are_cancelled_and_ask_at_once_as_the_plan_says_unless_the_recipe_does(planned, item, streams):
+    checks = [*ACCEPTANCE["checks"][:1], dict(item, check="cancel"), dict(item, check="concurrency", seconds=0.3)]
+    counts = Counts()
+    with Zoo(counts) as zoo:
+        proof = prove(zoo, changed(checks=checks, not_applicable=NO_SPEED), model="zoo", max_num_seqs=planned)
+    assert proof.ok, proof.evidence
+    assert (counts.cancels, len(counts.lockers)) == (streams, streams)
+
+
+def test_a_crowd_of_unknown_size_is_not_ok():
+    with Zoo() as zoo:
+        proof = prove(zoo, changed(checks=[*ACCEPTANCE["checks"][:1], {"check": "concurrency"}], not_applicable=NO_SPEED), model="zoo")
+    assert proof.verdict == "unknown" and "option max_num_seqs" in proof.evidence[0]
+
+
 def test_what_a_recipe_asks_for_at_length_has_its_own_time():
     items = [
         ({"check": "concurrency", "streams": 4}, 60),
@@ -431,7 +467,6 @@ def test_what_a_recipe_asks_for_at_length_has_its_own_time():
 @pytest.mark.parametrize(
     "item, message",
     [
-        ({"check": "concurrency"}, "the key 'streams' is missing"),
         ({"check": "concurrency", "streams": -1}, "'streams' must be a whole number above 0"),
         ({"check": "concurrency", "streams": 4, "seconds": 0}, "'seconds' must be a number above 0"),
         ({"check": "long_context", "depths": [0.5, 2]}, "'depths' must be 1 to 10 numbers from 0 to 1"),
@@ -469,3 +504,27 @@ def test_the_log_of_a_dead_replica_shows_no_key(monkeypatch, tmp_path):
     assert proof.verdict == "dead"
     assert "exited with code 139" in str(proof.evidence) and "illegal memory access" in str(proof.evidence)
     assert "0123456789" not in str(proof.as_dict()) and "abcdefgh12345678" not in str(proof.as_dict())
+
+
+@pytest.mark.parametrize(
+    ("count", "text", "item", "trouble"),
+    [
+        (128, "x" * 320, {"language": "en"}, ""),
+        (128, "x" * 319, {"language": "en"}, "usage counts 128 tokens, yet only 319 characters of text came"),
+        # Only prose in English is so sure.
+        (128, "x" * 100, {"language": "zh"}, ""),
+        (128, "x" * 100, {}, ""),
+        (128, "x" * 100, {"language": "en", "form": "code"}, ""),
+        (15, "x", {"language": "en"}, ""),
+        (None, "x", {"language": "en"}, ""),
+    ],
+)
+def test_text_that_got_lost_is_seen_by_usage(count, text, item, trouble):
+    found = _verify._lost_text(item, types.SimpleNamespace(completion_tokens=count, content=text[:-7], reasoning=text[-7:]))
+    assert found.startswith(trouble) and bool(found) == bool(trouble)
+
+
+def test_questions_over_one_connection_are_sent_over_one():
+    with Zoo() as zoo:
+        proof = prove(zoo, changed(checks=[*ACCEPTANCE["checks"][:1], {"check": "kept_connection"}], not_applicable=NO_SPEED), model="zoo")
+        assert proof.ok and any("3 questions over one connection" in line for line in proof.evidence), proof.evidence

@@ -85,3 +85,14 @@ def test_bad_input_is_one_clear_message(run_module, changes, message):
         result = run_module(inference_verify, arguments(engine, **changes))
     assert result["failed"] is True
     assert message in result["msg"]
+
+
+def test_how_many_run_at_a_time_comes_from_the_plan(run_module):
+    crowd = {"checks": [*ACCEPTANCE["checks"], {"check": "concurrency", "seconds": 0.1, "max_tokens": 128}]}
+    with Engine("healthy") as engine:
+        result = run_module(inference_verify, arguments(engine, acceptance=crowd, max_num_seqs=3))
+        told = next(check["detail"] for check in result["results"][0]["checks"] if check["check"] == "concurrency")
+        assert result["ok"] and "3 at once" in told
+        result = run_module(inference_verify, arguments(engine, acceptance=crowd))
+        assert result["failed"] and "r0 is unknown (concurrency: " in result["msg"]
+        assert "max_num_seqs must be 0" in run_module(inference_verify, arguments(engine, max_num_seqs=-1))["msg"]
