@@ -48,6 +48,8 @@ SAME = {
     "output_throughput": 0.02,
     "request_throughput": 0.02,
 }
+#: A role that is sent at once comes after a few milliseconds, of which each client's own work is a good part.
+CLIENT_MS = 5.0
 #: A busy machine spoils what two clients measure one after the other.
 TRIES = 4
 
@@ -101,7 +103,11 @@ def theirs(engine, folder):
 def apart(one, other):
     """The figures that differ by more than they may, with both values."""
     assert one["total_output_tokens"] == other["total_output_tokens"] == REQUESTS * TOKENS
-    return {name: (one[name], other[name]) for name, share in SAME.items() if abs(one[name] - other[name]) > share * other[name]}
+    return {
+        name: (one[name], other[name])
+        for name, share in SAME.items()
+        if abs(one[name] - other[name]) > max(share * other[name], CLIENT_MS if name.endswith("_ttft_ms") else 0.0)
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,7 +123,10 @@ def test_two_clients_say_the_same_of_the_same_streams(engines, played, tmp_path,
 
 
 def test_what_differs_is_seen():
-    figures = dict.fromkeys(SAME, 100.0)
+    figures = dict.fromkeys(SAME, 1000.0)
     figures["total_output_tokens"] = REQUESTS * TOKENS
-    assert apart(figures, dict(figures, mean_ttft_ms=105.0, mean_tpot_ms=102.0)) == {}
-    assert set(apart(figures, dict(figures, mean_ttft_ms=106.0, mean_tpot_ms=103.0))) == {"mean_ttft_ms", "mean_tpot_ms"}
+    assert apart(dict(figures, mean_ttft_ms=1050.0, mean_tpot_ms=1020.0), figures) == {}
+    assert set(apart(dict(figures, mean_ttft_ms=1060.0, mean_tpot_ms=1030.0), figures)) == {"mean_ttft_ms", "mean_tpot_ms"}
+    # The role alone is a chunk to both: who waits for the first token is a second late.
+    early = dict(figures, mean_ttft_ms=4.0)
+    assert apart(dict(early, mean_ttft_ms=8.0), early) == {} and "mean_ttft_ms" in apart(dict(early, mean_ttft_ms=1004.0), early)
