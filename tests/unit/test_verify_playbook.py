@@ -121,7 +121,7 @@ class Site:
         small = {"concurrency": [1], "requests": 2, "repeats": 3, "warmup": 0, "output_tokens": 10, "ignore_eos": False, "together": False}
         small["prompts"] = {"kind": "texts", "texts": ["Tell me about {0}.".format(what) for what in ("bread", "salt")]}
         # A baseline needs to know the weights, which the containers of a real fleet tell.
-        told = {"acceptance_benchmark_protocol": small, "weights_out": {"manifest_id": "ab" * 32}}
+        told = {"acceptance_benchmark_protocol": small, "weights_out": {"manifest_id": "ab" * 32, "format": "played"}}
         for _try in range(2):
             found = self.play("benchmark", port, gateway, **{**told, **variables})
             if "the measuring client itself was late" not in found[1]:
