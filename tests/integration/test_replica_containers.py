@@ -351,7 +351,7 @@ def killed_at(monkeypatch, client_method):
             yield
 
 
-@pytest.mark.parametrize("method", ["stop", "rename", "create_container", "start"])
+@pytest.mark.parametrize("method", ["stop", "rename", "create_container_from_config", "start"])
 def test_replacement_killed_anywhere_goes_on(client, make_spec, module, monkeypatch, method):
     first = make_spec()
     module([first])
