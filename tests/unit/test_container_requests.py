@@ -106,8 +106,15 @@ def written(platform: str) -> str:
         own = flat(request(spec))
         others[spec["name"]] = {path: own.get(path, "not there") for path in sorted({*own, *leaves}) if own.get(path) != leaves.get(path)}
     content = {specs[0]["name"]: first, "others": others}
-    text = yaml.safe_dump(content, sort_keys=True, width=10**6, default_flow_style=False, allow_unicode=True)
+    text = yaml.dump(content, Dumper=Indented, sort_keys=True, width=10**6, default_flow_style=False, allow_unicode=True)
     return HEAD.format(inventory=SITES[platform][0]) + text
+
+
+class Indented(yaml.SafeDumper):
+    """Lists inside what they belong to, as lint wants all YAML."""
+
+    def increase_indent(self, flow=False, indentless=False):
+        return super().increase_indent(flow, False)
 
 
 @functools.cache
