@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Whole playbooks and downloads on this machine's own interpreter, against hosts that are played. No container is touched. What takes longest is shown.
+# Whole playbooks and downloads on this machine's own interpreter, against hosts that are played. No container is touched. Many of them wait,
+# so three share two cores. What takes longest is shown.
 . "$(dirname "$0")/common.sh"
 export ANSIBLE_CONFIG=$ROOT/ansible.cfg
-"$VENV/bin/python" -m pytest -n 2 --dist loadfile -m "slow and not long" --durations 25 tests/unit "$@"
+"$VENV/bin/python" -m pytest -n 3 --dist loadfile -m "slow and not long" --durations 25 tests/unit "$@"
