@@ -19,6 +19,7 @@ author:
   - ironserve.llm contributors (@ironserve)
 attributes:
   check_mode:
+    description: Can run in check mode. Says what it would do and touches neither file nor gateway.
     support: full
   diff_mode:
     support: full

@@ -200,8 +200,9 @@ def module_parts(name: str, source: str) -> list[str]:
     findings += [f"{name}: no {part}" for part in ("DOCUMENTATION", "EXAMPLES", "RETURN") if not texts.get(part)]
     documentation = yaml.safe_load(texts.get("DOCUMENTATION") or "{}")
     for attribute in ("check_mode", "diff_mode"):
-        if not (documentation.get("attributes") or {}).get(attribute, {}).get("support"):
-            findings.append(f"{name}: does not state its {attribute} support")
+        stated = (documentation.get("attributes") or {}).get(attribute, {})
+        if not stated.get("support") or not stated.get("description"):
+            findings.append(f"{name}: does not state its {attribute} support, with a description")
     if documentation and documentation.get("module") != name:
         findings.append(f"{name}: documents itself as {documentation.get('module')}")
     if texts.get("EXAMPLES") and f"ironserve.llm.{name}:" not in texts["EXAMPLES"]:
@@ -474,7 +475,7 @@ GOOD_MODULE = f'''#!/usr/bin/python
 # {SPDX}
 DOCUMENTATION = """
 module: m
-attributes: {{check_mode: {{support: full}}, diff_mode: {{support: none}}}}
+attributes: {{check_mode: {{support: full, description: d}}, diff_mode: {{support: none, description: d}}}}
 """
 EXAMPLES = """
 - ironserve.llm.m:
@@ -490,7 +491,8 @@ RETURN = """x: y"""
         ("#!/usr/bin/python\n", "", "does not begin with"),
         (SPDX, "", "no SPDX line"),
         ("RETURN", "RETURNS", "no RETURN"),
-        ("diff_mode: {support: none}", "", "diff_mode support"),
+        ("diff_mode: {support: none, description: d}", "", "diff_mode support"),
+        ("support: none, description: d", "support: none", "diff_mode support, with a description"),
         ("module: m", "module: n", "documents itself as n"),
         ("ironserve.llm.m:", "m:", "no example calls"),
     ],

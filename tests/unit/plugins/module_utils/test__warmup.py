@@ -194,19 +194,19 @@ def accounts(container, monkeypatch):
 
     class Accounts:
         cpu_s, cpu_step, memory_mib = 10.0, 0.0, 800
-        broken = None
+        broken: list = []
 
         def cpu(self, path):
             assert path == "/cgroup/77/cpu"
-            if self.broken:
-                raise self.broken
+            for problem in self.broken:
+                raise problem
             self.cpu_s += self.cpu_step
             return self.cpu_s
 
     made = Accounts()
     container.state = dict(container.state, pid=77)
     monkeypatch.setattr(_warmup, "WATCH_S", 0.05)
-    monkeypatch.setattr(_warmup._cgroup, "account_of", lambda pid, account: "/cgroup/{0}/{1}".format(pid, account))
+    monkeypatch.setattr(_warmup._cgroup, "account_of", "/cgroup/{0}/{1}".format)
     monkeypatch.setattr(_warmup._cgroup, "cpu_seconds", made.cpu)
     monkeypatch.setattr(_warmup._cgroup, "memory_bytes", lambda pid: made.memory_mib * 2**20)
     monkeypatch.setattr(_docker, "last_log", lambda name: "Loading weights\nargs: sesame99\nWaiting for peer")
@@ -250,7 +250,7 @@ def test_nobody_is_given_up_where_that_is_switched_off(accounts):
 
 @pytest.mark.parametrize("broken", [OSError(2, "No such file"), UnknownOutput("no CPU time in 'x'")])
 def test_where_the_kernel_does_not_say_the_deadline_is_left_and_it_is_said(accounts, broken):
-    accounts.broken = broken
+    accounts.broken = [broken]
     with Engine("loading") as engine:
         error = slow_start(engine, 1.5, 1)
     assert "not ready after 1.5 s" in error and "; whether it is at work cannot be read: {0}".format(broken) in error
