@@ -102,19 +102,6 @@ def wanted(source: str) -> _certificate.Pem:
     return pem
 
 
-def put(path: str, text: str) -> None:
-    """Put a private file in place at once."""
-    try:
-        handle, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".tls-")
-        with os.fdopen(handle, "w", encoding="ascii") as sink:
-            sink.write(text)
-            sink.flush()
-            os.fsync(sink.fileno())
-        os.rename(partial, path)
-    except OSError as exc:
-        raise LLMError("{0} cannot be written: {1}".format(path, exc.strerror)) from exc
-
-
 def run(module: AnsibleModule) -> dict[str, object]:
     """Do it and return the result."""
     path, socket = module.params["path"], module.params["socket"]
@@ -122,7 +109,7 @@ def run(module: AnsibleModule) -> dict[str, object]:
     if pem.ends - time.time() < SOON_S:
         module.warn("{0}: the certificate ends on {1}".format(module.params["source"], _certificate.day(pem.ends)))
     before = read(path)
-    same = before == pem.text and os.stat(path).st_mode & 0o777 == 0o600
+    same = before == pem.text and _haproxy.mode_is_private(path)
     door = _haproxy.AdminSocket(socket)
     live = door.certificate(path) if _haproxy.running(socket) is not None else ""
     # The first certificate tells whether the gateway has it; of its chain only the file tells.
@@ -131,7 +118,7 @@ def run(module: AnsibleModule) -> dict[str, object]:
         # The gateway first: a run that is cut short in between finds another file and does both again.
         if live:
             door.set_certificate(path, pem.text)
-        put(path, pem.text)
+        _haproxy.write_private(path, pem.text)
     described = "sha1 {0}, ends {1}\n".format(pem.fingerprint, _certificate.day(pem.ends))
     return {
         "changed": action != "none",

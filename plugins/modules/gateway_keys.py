@@ -143,7 +143,6 @@ client_key_file:
 
 import os
 import secrets
-import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -163,24 +162,6 @@ def read(path: str) -> str | None:
         return None
     except (OSError, ValueError) as exc:
         raise LLMError("{0} cannot be read: {1}".format(path, exc)) from exc
-
-
-def mode_is_private(path: str) -> bool:
-    """Whether only the owner can use a file."""
-    return os.stat(path).st_mode & 0o777 == 0o600
-
-
-def write(path: str, text: str) -> None:
-    """Put a private file in place at once."""
-    try:
-        handle, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".gateway-")
-        with os.fdopen(handle, "w", encoding="utf-8") as sink:
-            sink.write(text)
-            sink.flush()
-            os.fsync(sink.fileno())
-        os.rename(partial, path)
-    except OSError as exc:
-        raise LLMError("{0} cannot be written: {1}".format(path, exc.strerror)) from exc
 
 
 def one_key(path: str, text: str) -> str:
@@ -207,8 +188,8 @@ class Keys:
             text = "sk-" + secrets.token_hex(24)
             self.changed = True
             if not self.check:
-                write(path, text + "\n")
-        elif not mode_is_private(path):
+                _haproxy.write_private(path, text + "\n")
+        elif not _haproxy.mode_is_private(path):
             self.changed = True
             if not self.check:
                 os.chmod(path, 0o600)
@@ -234,10 +215,10 @@ class Keys:
         """Bring a map file up to date; return what it held before."""
         before = read(path)
         text = _haproxy.map_text(entries)
-        if before != text or not mode_is_private(path):
+        if before != text or not _haproxy.mode_is_private(path):
             self.changed = True
             if not self.check:
-                write(path, text)
+                _haproxy.write_private(path, text)
         return _haproxy.parse_map_file(before or "")
 
     def tell(self, door: _haproxy.AdminSocket, path: str, entries: dict[str, str]) -> None:
