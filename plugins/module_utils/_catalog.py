@@ -43,6 +43,7 @@ SHAPES: dict[str, dict[str, tuple[Any, bool]]] = {
         "key": (dict, True),
         "environment": (dict, False),
         "kv_cache": (dict, False),
+        "warm_up": (dict, False),
         "version": (dict, False),
         "platforms": (dict, False),
         "facts": (list, False),
@@ -164,6 +165,7 @@ PARTS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
         },
         ("version",): {"command": list, "pattern": str},
         ("kv_cache",): {"block": int, "align": int, "page": str},
+        ("warm_up",): {"prompt_tokens": list},
     },
     "models": {
         ("weights",): {"default": str, "variants": dict},
@@ -196,6 +198,7 @@ PARTS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
 }
 #: The same words wherever the same thing is said: what an engine adds to a container, a recipe's own image, what differs by engine.
 PARTS["engines"][("platforms", "*", "kv_cache")] = PARTS["engines"][("kv_cache",)]
+PARTS["engines"][("platforms", "*", "warm_up")] = PARTS["engines"][("warm_up",)]
 PARTS["engines"][("platforms", "*", "container")] = PARTS["platforms"][("container",)]
 PARTS["models"][("platforms", "*", "image")] = PARTS["engines"][("images", "*")]
 PARTS["models"][("platforms", "*", "engines", "*")] = PARTS["models"][("platforms", "*")]
@@ -326,8 +329,8 @@ def resolve(
         weights: wanted weights variant; empty takes the recipe's choice for the platform.
     Returns ``{"platform", "engine", "model", "weights", "settings"}``; ``engine.image`` is the recipe's own image for this platform, or
     the engine's, ``weights.name`` the variant's name, ``settings`` the baseline (platform, engine on it, recipe, recipe for this platform
-    and engine, weights). What an engine needs on the platform is merged into ``platform.container`` and ``engine.kv_cache``; what the
-    recipe says of the platform and the engine (memory, enhancements, more checks) into ``model``.
+    and engine, weights). What an engine needs on the platform is merged into ``platform.container``, ``engine.kv_cache`` and
+    ``engine.warm_up``; what the recipe says of the platform and the engine (memory, enhancements, more checks) into ``model``.
     Raises LLMError for anything unknown or not made for each other.
     """
     chosen_platform = pick("platforms", catalog["platforms"], platform, "llm_platform")
@@ -358,8 +361,9 @@ def resolve(
     chosen_engine["image"] = copy.deepcopy(fit.get("image") or chosen_engine["images"][platform])
     del chosen_engine["images"]
     needs = chosen_engine.pop("platforms", {}).get(platform, {})
-    if "kv_cache" in chosen_engine:
-        chosen_engine["kv_cache"] = merge(chosen_engine["kv_cache"], needs.get("kv_cache", {}))
+    for part in ("kv_cache", "warm_up"):
+        if part in chosen_engine:
+            chosen_engine[part] = merge(chosen_engine[part], needs.get(part, {}))
     variants = recipe["weights"].get("variants", {})
     variant = weights or fit.get("weights") or recipe["weights"].get("default", "")
     if variant not in variants:

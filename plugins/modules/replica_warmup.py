@@ -66,10 +66,22 @@ options:
     description: The served model name to ask for.
     type: str
     required: true
-  requests:
-    description: How many warm-up requests each replica gets, one after the other.
+  prompt_tokens:
+    description:
+      - Lengths of prompts, about, in tokens, that are asked in rounds once the replica generates. Empty makes no rounds.
+      - A round asks each length alone, then the shortest 2, 4 and so on up to O(max_num_seqs) at once, then all lengths mixed. No prompt
+        is ever sent twice, so that no cache answers for a kernel. Lengths above half of O(max_model_len) are left out.
+    type: list
+    elements: int
+    default: []
+  max_num_seqs:
+    description: Most sequences at once in a round; what the engine was started with.
     type: int
     default: 1
+  rounds:
+    description: Most rounds. They end when two in a row agree in time within 25 percent.
+    type: int
+    default: 6
   timeout_s:
     description: Seconds within which every replica must have generated. The default covers a big model from a cold disk.
     type: float
@@ -94,7 +106,7 @@ options:
     type: dict
     default: {}
   max_model_len:
-    description: The longest context in tokens, with O(fits).
+    description: The longest context in tokens, for O(fits) and O(prompt_tokens); V(0) where nobody knows.
     type: int
     default: 0
 """
@@ -129,6 +141,19 @@ results:
     first_token_s:
       description: Seconds from the start of this task until the first token. Null when there was none.
       type: float
+    cold_ttft_s:
+      description: Time to first token of the very first request, seconds. Null when there was none.
+      type: float
+    warm_ttft_s:
+      description: Time to first token of the shortest prompt alone in the last round, seconds. Null without rounds.
+      type: float
+    rounds_s:
+      description: What each round took, seconds.
+      type: list
+      elements: float
+    steady:
+      description: Whether the last two rounds agree in time. Null without rounds.
+      type: bool
     memory:
       description:
         - What the engine said of its memory, held against O(fits). The first word after the name is V(ok), V(differs) (by more than 2 percent),
@@ -144,7 +169,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
-from ansible_collections.ironserve.llm.plugins.module_utils._warmup import Knowledge, warm_all
+from ansible_collections.ironserve.llm.plugins.module_utils._warmup import Knowledge, Sweep, warm_all
 from ansible_collections.ironserve.llm.plugins.module_utils._words import sendable
 
 
@@ -166,7 +191,9 @@ def main() -> None:
                 },
             },
             "model": {"type": "str", "required": True},
-            "requests": {"type": "int", "default": 1},
+            "prompt_tokens": {"type": "list", "elements": "int", "default": []},
+            "max_num_seqs": {"type": "int", "default": 1},
+            "rounds": {"type": "int", "default": 6},
             "timeout_s": {"type": "float", "default": 2700},
             "stall_s": {"type": "float", "default": 600},
             "health_path": {"type": "str", "default": "/health"},
@@ -178,11 +205,14 @@ def main() -> None:
     )
     options = module.params
     try:
-        if options["requests"] < 1 or options["timeout_s"] <= 0 or options["stall_s"] < 0:
-            raise LLMError("requests must be 1 or more, timeout_s above 0, and stall_s 0 or more")
+        if options["timeout_s"] <= 0 or options["stall_s"] < 0:
+            raise LLMError("timeout_s must be above 0, and stall_s 0 or more")
+        if any(length < 1 for length in options["prompt_tokens"]) or options["max_num_seqs"] < 1 or options["rounds"] < 2:
+            raise LLMError("prompt_tokens and max_num_seqs must be 1 or more, and rounds 2 or more")
         endpoints = [Endpoint(item["name"], item["url"], item["api_key_file"], item["container"]) for item in options["endpoints"]]
         knowledge = Knowledge(options["messages"], options["fits"], options["max_model_len"], options["stall_s"])
-        found = warm_all(endpoints, options["model"], options["requests"], options["timeout_s"], options["health_path"], knowledge)
+        sweep = Sweep(options["prompt_tokens"], options["max_num_seqs"], options["rounds"])
+        found = warm_all(endpoints, options["model"], sweep, options["timeout_s"], options["health_path"], knowledge)
     except LLMError as exc:
         module.fail_json(msg=str(exc))
     results = sendable([warmth.as_dict() for warmth in found])

@@ -68,22 +68,25 @@ def story(tokens: int, text: str = "Tell me a story.", **how: object) -> dict:
 class Seen:
     """How one side saw its streams; all in milliseconds.
 
-    ``ttft`` from before connecting to the first chunk; ``overhead`` the part of it that was not the engine's; ``lags`` from when a
-    chunk left the engine to when it was here.
+    ``ttft`` from before connecting to the first chunk; ``overhead`` the part of it that was not the engine's, of requests that were
+    made alone; ``lags`` from when a chunk left the engine to when it was here.
     """
 
     ttft: list[float] = dataclasses.field(default_factory=list)
     overhead: list[float] = dataclasses.field(default_factory=list)
     lags: list[float] = dataclasses.field(default_factory=list)
 
-    def add(self, answer: _stream.Answer, record: dict) -> None:
+    def add(self, answer: _stream.Answer, record: dict, alone: bool = False) -> None:
         """Take in one stream, and what the engine wrote down about it. Raises RuntimeError when chunks are missing."""
         came = [chunk.at for chunk in answer.chunks if chunk.has_choices]
         left = [event[0] for event in record["events"] if event[1] not in ("usage", "done")]
         if len(came) != len(left):
             raise RuntimeError(f"{len(came)} chunks came of {len(left)}")
-        self.ttft.append(1000 * (came[0] - answer.started))
-        self.overhead.append(self.ttft[-1] - 1000 * (left[0] - record["arrival"]))
+        ttft = 1000 * (came[0] - answer.started)
+        if alone:
+            self.overhead.append(ttft - 1000 * (left[0] - record["arrival"]))
+            return
+        self.ttft.append(ttft)
         self.lags += [1000 * (at - stamp) for at, stamp in zip(came, left, strict=True)]
 
 
@@ -117,8 +120,10 @@ class Compared:
 
 
 def compare(directory: Path, rounds: int, streams: int, tokens: int, rate: float, prefill_s: float) -> Compared:
-    """Ask for ``streams`` answers straight and as many through the gateway, all at once, ``rounds`` times.
+    """Ask for ``streams`` answers straight and as many through the gateway, all at once, then for as many one after the other, straight
+    and through in turn; ``rounds`` times.
 
+    Requests that come at the same moment wait for each other on few cores, so what is added to the first chunk is seen in those alone.
     Each side has an engine of its own, so that none waits behind the other's prefills; they change engines from round to round.
     """
     sides = Seen(), Seen()
@@ -138,6 +143,10 @@ def compare(directory: Path, rounds: int, streams: int, tokens: int, rate: float
                 records = {record["completion_tokens"]: record for record in engine.records()[known:]}
                 for answer in lane:
                     seen.add(answer, records[answer.usage["completion_tokens"]])
+            for _turn in range(streams):
+                for seen, engine, lane in zip(sides, (straight, behind), lanes, strict=True):
+                    answer = ask([(*lane, [story(2, prefill_s=prefill_s)])])[0][0]
+                    seen.add(answer, engine.records()[-1], alone=True)
         late = max(record.get("late_s") or 0.0 for record in fleet.records())
     return Compared(*sides, late)
 

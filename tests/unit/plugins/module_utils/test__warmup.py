@@ -7,17 +7,18 @@
 from __future__ import annotations
 
 import time
+import types
 
 import pytest
 from faults.engines.scripted import Engine
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _docker, _warmup
+from ansible_collections.ironserve.llm.plugins.module_utils import _docker, _sse, _warmup
 from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import UnknownOutput
 
 
-def warm(engine, timeout_s=3.0, requests=1, container="", key=""):
-    return _warmup.warm_all([Endpoint("r0", engine.url, key, container)], "scripted", requests, timeout_s)[0]
+def warm(engine, timeout_s=3.0, sweep=None, container="", key=""):
+    return _warmup.warm_all([Endpoint("r0", engine.url, key, container)], "scripted", sweep, timeout_s)[0]
 
 
 @pytest.fixture
@@ -50,13 +51,115 @@ def test_a_warm_replica_costs_little():
     assert 0 <= result.health_s <= result.first_token_s < 1
 
 
-def test_health_is_waited_for_and_then_every_request_made():
+def test_health_is_waited_for_and_then_one_request_made():
     with Engine("healthy", start_s=0.6) as engine:
-        result = warm(engine, requests=3)
+        result = warm(engine)
         assert result.error == ""
         assert result.health_s >= 0.5
-        assert len(engine.asked) == 3
-        assert engine.asked[0]["max_tokens"] == _warmup.TOKENS
+        assert [body["max_tokens"] for body in engine.asked] == [_warmup.TOKENS]
+    assert (result.rounds_s, result.steady, result.warm_ttft_s) == ([], None, None)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most", "context", "steps"),
+    [
+        ([], 8, 0, []),
+        ([32], 1, 0, [[32]]),
+        ([512, 32], 1, 0, [[32], [512]]),
+        ([32], 2, 0, [[32], [32, 32]]),
+        ([32], 8, 0, [[32], [32] * 2, [32] * 4, [32] * 8]),
+        ([32], 6, 0, [[32], [32] * 2, [32] * 4, [32] * 6]),
+        ([32, 512, 4096], 4, 0, [[32], [512], [4096], [32] * 2, [32] * 4, [4096, 512, 32, 4096]]),
+        # Half of the context, for lengths are estimates.
+        ([32, 512, 4096], 2, 4096, [[32], [512], [32] * 2, [512, 32]]),
+        ([4096], 2, 4096, []),
+    ],
+)
+def test_a_round_goes_through_lengths_and_concurrency(lengths, most, context, steps):
+    assert _warmup.Sweep(lengths, most).steps(context) == steps
+
+
+@pytest.mark.parametrize("tokens", [32, 128, 512, 4096, 12288])
+def test_a_prompt_has_about_the_wanted_length_and_no_known_beginning(tokens):
+    one, other = _warmup.prompt_of(tokens, 7), _warmup.prompt_of(tokens, 7)
+    assert one[:17] != other[:17]
+    # Words and full stops are a token each; the code at the beginning takes about as many as what the template adds.
+    assert abs(len(one.split()) * _warmup.TOKENS_PER_WORD + _warmup.TOKENS_AROUND - tokens) <= 4
+
+
+class Compiling:
+    """An engine that takes long at the first sight of a shape (length, how many at once), on a clock of its own."""
+
+    def __init__(self, monkeypatch, cold_s, quicker_s=()):
+        self.known = set()
+        self.bodies = []
+        self.cold_s = cold_s
+        self.now = 1000.0
+        self.steady_s = iter(quicker_s)
+        monkeypatch.setattr(_warmup, "time", types.SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(_warmup.Warmer, "_wait_for_health", lambda warmer: None)
+        monkeypatch.setattr(_warmup.Warmer, "_watched", lambda _warmer, bodies: self.watched(bodies))
+
+    def watched(self, bodies):
+        shape = tuple(sorted(len(body["messages"][0]["content"].split()) for body in bodies))
+        took = next(self.steady_s, 0.5) if shape in self.known else self.cold_s
+        self.known.add(shape)
+        self.bodies.append(bodies)
+        answers = []
+        for _body in bodies:
+            transcript = _sse.Transcript(self.now)
+            transcript.feed(self.now + took, b'data: {"choices": [{"delta": {"content": "Hi"}}]}\n\n')
+            answers.append((transcript, 200, ""))
+        self.now += took
+        return answers
+
+    def warm(self, **sweep):
+        return _warmup.warm_all([Endpoint("r0", "http://127.0.0.1:9")], "scripted", _warmup.Sweep(**sweep))[0]
+
+
+def test_rounds_go_on_until_two_agree(monkeypatch):
+    engine = Compiling(monkeypatch, cold_s=8.0)
+    result = engine.warm(prompt_tokens=[32, 512], max_num_seqs=4)
+    # The first request, then twice or three times: 32, 512, 2 x 32, 4 x 32 and four of both.
+    assert [len(bodies) for bodies in engine.bodies] == [1] + [1, 1, 2, 4, 4] * 3
+    assert result.rounds_s == [40.0, 2.5, 2.5]
+    assert (result.error, result.steady, result.cold_ttft_s, result.warm_ttft_s) == ("", True, 8.0, 0.5)
+    prompts = [body["messages"][0]["content"] for bodies in engine.bodies[1:] for body in bodies]
+    assert len({prompt[:17] for prompt in prompts}) == len(prompts)
+    assert {body["max_tokens"] for bodies in engine.bodies[1:] for body in bodies} == {_warmup.ROUND_TOKENS}
+
+
+def test_an_engine_that_never_settles_is_given_up_and_said_to_be_unsteady(monkeypatch):
+    engine = Compiling(monkeypatch, cold_s=9.0, quicker_s=[6.0, 4.0, 2.0])
+    result = engine.warm(prompt_tokens=[32], rounds=4)
+    assert result.rounds_s == [9.0, 6.0, 4.0, 2.0]
+    assert (result.error, result.steady) == ("", False)
+
+
+def test_rounds_reach_a_real_server_side_by_side():
+    with Engine("healthy") as engine:
+        result = warm(engine, sweep=_warmup.Sweep([32], 4, rounds=2))
+        assert result.error == ""
+        assert len(result.rounds_s) == 2
+        assert len(engine.asked) == 1 + 2 * (1 + 2 + 4)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [("status_500", "HTTP 500"), ("garbage_empty", "without one token"), ("dies_at_first_request", "it died at its warm-up request")],
+)
+def test_what_fails_only_in_the_rounds_is_said(monkeypatch, behaviour, said):
+    rounds = _warmup.Warmer._make_rounds
+
+    def turn_bad(warmer, result):
+        engine.behaviour = behaviour
+        rounds(warmer, result)
+
+    monkeypatch.setattr(_warmup.Warmer, "_make_rounds", turn_bad)
+    with Engine("healthy") as engine:
+        result = warm(engine, sweep=_warmup.Sweep([32], 2, rounds=2))
+    assert result.cold_ttft_s is not None
+    assert said in result.error
 
 
 def test_the_deadline_names_the_replica_and_what_was_last_seen():
@@ -106,7 +209,7 @@ def test_death_says_what_it_means_and_hides_the_key(container, tmp_path):
     container.state["log_tail"] = "\n".join(["old"] * 60 + ["args: sesame99", "OSError: [Errno 28] No space left on device"])
     knowledge = _warmup.Knowledge(messages={"disk": {"pattern": "No space left", "cause": "a disk is full", "fix": "free space"}})
     with Engine("loading") as engine:
-        result = _warmup.warm_all([Endpoint("r0", engine.url, str(key), "c0")], "scripted", 1, 30, knowledge=knowledge)[0]
+        result = _warmup.warm_all([Endpoint("r0", engine.url, str(key), "c0")], "scripted", None, 30, knowledge=knowledge)[0]
     assert "exited with code 139. It means: a disk is full. Fix: free space\nIt means: it crashed in native code" in result.error
     assert "sesame99" not in result.error
     assert result.error.split("Its last log lines:\n")[1].splitlines()[:48] == ["old"] * 48
@@ -131,7 +234,7 @@ def test_what_the_engine_says_of_its_memory_is_held_against_the_plan(container, 
     monkeypatch.setattr(_docker, "start_log", lambda name: "Maximum concurrency for 131,072 tokens per request: {0}x\n".format(printed))
     knowledge = _warmup.Knowledge(fits={"r0": PLANNED}, max_model_len=131072)
     with Engine("healthy") as engine:
-        result = _warmup.warm_all([Endpoint("r0", engine.url, "", "c0")], "scripted", 1, 3, knowledge=knowledge)[0]
+        result = _warmup.warm_all([Endpoint("r0", engine.url, "", "c0")], "scripted", None, 3, knowledge=knowledge)[0]
     assert result.error == ""
     assert result.memory[0].startswith("r0: {0}: the engine holds {1:g} requests of 131072 tokens".format(word, float(printed)))
 
@@ -141,7 +244,7 @@ def test_a_plan_that_is_not_in_blocks_asks_for_no_log(container, monkeypatch):
     for fits in ({}, {"r0": dict(PLANNED, block_tokens=0)}):
         with Engine("healthy") as engine:
             knowledge = _warmup.Knowledge(fits=fits)
-            result = _warmup.warm_all([Endpoint("r0", engine.url, "", "c0")], "scripted", 1, 3, knowledge=knowledge)[0]
+            result = _warmup.warm_all([Endpoint("r0", engine.url, "", "c0")], "scripted", None, 3, knowledge=knowledge)[0]
         assert (result.error, result.memory) == ("", [])
 
 
@@ -152,7 +255,7 @@ def test_a_log_that_cannot_be_read_condemns_nobody(container, monkeypatch):
     monkeypatch.setattr(_docker, "start_log", broken)
     with Engine("healthy") as engine:
         knowledge = _warmup.Knowledge(fits={"r0": PLANNED})
-        result = _warmup.warm_all([Endpoint("r0", engine.url, "", "c0")], "scripted", 1, 3, knowledge=knowledge)[0]
+        result = _warmup.warm_all([Endpoint("r0", engine.url, "", "c0")], "scripted", None, 3, knowledge=knowledge)[0]
     assert (result.error, result.memory) == ("", ["r0: its log cannot be read: connection lost"])
 
 

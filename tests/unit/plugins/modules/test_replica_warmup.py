@@ -20,11 +20,12 @@ def arguments(*engines, **changes):
 @pytest.mark.parametrize("check_mode", [False, True])
 def test_all_replicas_are_warm(run_module, check_mode):
     with Engine("healthy") as one, Engine("healthy") as two:
-        result = run_module(replica_warmup, arguments(one, two, requests=2), check_mode)
-        assert (len(one.asked), len(two.asked)) == (2, 2)
+        result = run_module(replica_warmup, arguments(one, two, prompt_tokens=[32], max_num_seqs=2, rounds=2), check_mode)
+        assert (len(one.asked), len(two.asked)) == (7, 7)
     assert result["changed"] is False
     assert [entry["name"] for entry in result["results"]] == ["r0", "r1"]
-    assert all(entry["first_token_s"] > 0 for entry in result["results"])
+    assert all(entry["first_token_s"] > 0 and len(entry["rounds_s"]) == 2 for entry in result["results"])
+    assert all(entry["cold_ttft_s"] > 0 and entry["warm_ttft_s"] > 0 for entry in result["results"])
 
 
 def test_the_one_that_fails_is_named(run_module):
@@ -38,8 +39,10 @@ def test_the_one_that_fails_is_named(run_module):
 
 def test_bad_numbers_are_refused(run_module):
     with Engine("healthy") as engine:
-        for bad in ({"requests": 0}, {"timeout_s": 0}, {"stall_s": -1}):
-            assert "requests must be 1 or more" in run_module(replica_warmup, arguments(engine, **bad))["msg"]
+        for bad in ({"timeout_s": 0}, {"stall_s": -1}):
+            assert "timeout_s must be above 0" in run_module(replica_warmup, arguments(engine, **bad))["msg"]
+        for bad in ({"prompt_tokens": [0]}, {"max_num_seqs": 0}, {"rounds": 1}):
+            assert "must be 1 or more, and rounds 2 or more" in run_module(replica_warmup, arguments(engine, **bad))["msg"]
 
 
 def test_how_long_a_container_may_stand_still_arrives(run_module, monkeypatch):
