@@ -14,6 +14,7 @@ from quality import calibrate
 NUMBER = re.compile("[0-9]+(?:\\.[0-9]+)?")
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_is_measured():
     now, then = calibrate.block(), calibrate.written()
     told = "run PYTHONPATH=tests python3 -m quality.calibrate"

@@ -70,7 +70,7 @@ def changed(**changes):
 
 
 @pytest.mark.parametrize("behaviour", sorted(BEHAVIOURS))
-@pytest.mark.parametrize("abreast", [1, 3])
+@pytest.mark.parametrize("abreast", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_behaviour_gets_its_verdict(behaviour, abreast):
     with Engine(behaviour, slow_s=0.6) as engine:
         proof = prove(engine, abreast=abreast)

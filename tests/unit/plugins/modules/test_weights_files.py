@@ -19,6 +19,9 @@ from faults.tiny_gguf import tiny_gguf
 
 from ansible_collections.ironserve.llm.plugins.modules import weights_files
 
+# Each starts the module as a process of its own, many times.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[4]
 
 
