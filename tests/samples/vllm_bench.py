@@ -2,14 +2,15 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""A stand-in for the program ``vllm``: ``bench serve`` with synthetic prompts in a closed loop, a client of its own with that one's rules.
+"""A stand-in for the program ``vllm``: ``bench serve`` in a closed loop, a client of its own with that one's rules.
 
-Written after how vLLM's client counts, and with nothing of ours in it, so that two clients are compared and not one with itself:
+Prompts are made up, or the first questions of a file in ShareGPT's format whose answers all get one length. Written after how vLLM's client
+(0.32) asks and counts, and with nothing of ours in it, so that two clients are compared and not one with itself:
 
 - time to the first token: from before the request is sent to the first event with choices, the role alone included;
 - end to end: to the last event with choices; time per output token: (end to end - first) / (tokens by usage - 1);
 - inter token latency: pooled gaps between events with choices; percentiles linear, deviation of the whole population;
-- one request is sent before the run to see that the endpoint works.
+- one request is sent before the run where it is to wait for the endpoint, and none otherwise.
 
 It writes the result file that ``--save-result`` asks for, with the names and shape of the real one.
 """
@@ -28,15 +29,25 @@ import time
 import urllib.parse
 
 
-def ask(options: argparse.Namespace, number: int) -> dict:
+def prompts(options: argparse.Namespace) -> tuple[list[str], int]:
+    """What is asked, and tokens of each answer."""
+    if options.dataset_name == "random":
+        lengths = range(options.random_input_len)
+        made = [" ".join("w{0:03d}".format((number * 7919 + at) % 1000) for at in lengths) for number in range(options.num_prompts)]
+        return made, options.random_output_len
+    with open(options.dataset_path, encoding="utf-8") as handle:
+        asked = [entry["conversations"][0]["value"] for entry in json.load(handle) if len(entry["conversations"]) >= 2]
+    return asked[: options.num_prompts], options.sharegpt_output_len
+
+
+def ask(options: argparse.Namespace, text: str, tokens: int) -> dict:
     """One streamed answer: seconds to its first event and its last, the gaps between, tokens by usage."""
     where = urllib.parse.urlsplit(options.base_url)
-    words = " ".join("w{0:03d}".format((number * 7919 + place) % 1000) for place in range(options.random_input_len))
     body = {
         "model": options.model,
-        "messages": [{"role": "user", "content": words}],
-        "max_tokens": options.random_output_len,
-        "temperature": 0.0,
+        "messages": [{"role": "user", "content": [{"type": "text", "text": text}]}],
+        "max_completion_tokens": tokens,
+        "temperature": options.temperature,
         "stream": True,
         "stream_options": {"include_usage": True},
         "ignore_eos": options.ignore_eos,
@@ -70,15 +81,16 @@ def ask(options: argparse.Namespace, number: int) -> dict:
 
 def run(options: argparse.Namespace) -> tuple[list[dict], float]:
     """So many requests, so many at a time; the answers, and the seconds it took."""
-    numbers, found, lock = iter(range(options.num_prompts)), [], threading.Lock()
+    texts, tokens = prompts(options)
+    waiting, found, lock = iter(texts), [], threading.Lock()
 
     def work() -> None:
         while True:
             with lock:
-                number = next(numbers, None)
-            if number is None:
+                text = next(waiting, None)
+            if text is None:
                 return
-            answer = ask(options, number)
+            answer = ask(options, text, tokens)
             with lock:
                 found.append(answer)
 
@@ -145,17 +157,22 @@ def main(words: list[str]) -> int:
         line.add_argument("--" + name, required=True)
     for name in ("result-dir", "result-filename"):
         line.add_argument("--" + name, required=True)
-    for name in ("seed", "num-prompts", "random-input-len", "random-output-len", "max-concurrency"):
+    line.add_argument("--dataset-path")
+    line.add_argument("--temperature", type=float)
+    numbers = ("seed", "num-prompts", "random-input-len", "random-output-len", "sharegpt-output-len", "max-concurrency")
+    for name in (*numbers, "ready-check-timeout-sec"):
         line.add_argument("--" + name, type=int, default=0)
     for name in ("ignore-eos", "disable-tqdm", "save-result"):
         line.add_argument("--" + name, action="store_true")
     if words[:2] != ["bench", "serve"]:
         line.error("only bench serve is played")
     options = line.parse_args(words[2:])
-    if options.dataset_name != "random":
-        line.error("only the dataset random is played")
-    print("Starting initial single prompt test run...")
-    ask(options, 0)
+    if options.dataset_name not in ("random", "sharegpt") or (options.dataset_name == "sharegpt" and not options.sharegpt_output_len):
+        line.error("only the data sets random and sharegpt with one length of answers are played")
+    if options.ready_check_timeout_sec:
+        print("Starting initial single prompt test run...")
+        texts, tokens = prompts(options)
+        ask(options, texts[0], tokens)
     found, seconds = run(options)
     print("============ Serving Benchmark Result ============")
     with open(os.path.join(options.result_dir, options.result_filename), "w", encoding="utf-8") as handle:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import stat
@@ -92,7 +93,7 @@ def test_what_vllm_says_has_our_names():
     # What it calls time between tokens is the gap between chunks.
     assert figures["median_gap_ms"] == 302.0 and "median_itl_ms" not in figures
     assert (figures["output_throughput"], figures["total_output_tokens"], figures["max_concurrent_requests"]) == (600.0, 12000, 14)
-    assert "71.2 % of the drafted tokens were accepted" in found["notes"][1]
+    assert "71.2 % of the drafted tokens were accepted" in found["notes"][0]
     # All its names are names of ours.
     known = set(_benchmark.figures([], {}))
     assert set(figures) <= known
@@ -159,7 +160,11 @@ def test_vllm_runs_in_the_engine_image():
         "--metric-percentiles 90,95,99",
     ):
         assert part in line
-    assert "--max-concurrency" not in line and "--ignore-eos" not in line
+    assert "--max-concurrency" not in line and "--ignore-eos" not in line and "--sharegpt-output-len" not in line
+    # Greedy as ours, and no request before the run, whatever the version does of itself.
+    assert "--temperature 0 --ready-check-timeout-sec 0" in line
+    fixed = " ".join(_load_tools.vllm_arguments(dataclasses.replace(PLAIN, answer_tokens=32)))
+    assert "--dataset-path /tmp/dataset.json --sharegpt-output-len 32 --ignore-eos" in fixed
     made_up = " ".join(_load_tools.vllm_arguments(Job("vllm", "u", "m", "i", "w", concurrency=8, input_tokens=64, output_tokens=32)))
     assert "--dataset-name random --random-input-len 64 --random-output-len 32 --ignore-eos" in made_up
     assert "--max-concurrency 8" in made_up and "--request-rate" not in made_up
