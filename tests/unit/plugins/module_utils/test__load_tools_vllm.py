@@ -11,9 +11,6 @@ image) and IRONSERVE_VLLM_WEIGHTS (the folder with a tokenizer on this machine) 
 from __future__ import annotations
 
 import os
-import pathlib
-import stat
-import sys
 
 import pytest
 
@@ -22,10 +19,10 @@ from ansible_collections.ironserve.llm.plugins.module_utils._card_watch import W
 from ansible_collections.ironserve.llm.plugins.module_utils._load import Bench, Endpoint, Protocol
 
 fleet = pytest.importorskip("standin.fleet")
+played_docker = pytest.importorskip("samples.played_docker")
 # Real streams in real time.
 pytestmark = pytest.mark.long
 
-PLAYED = pathlib.Path(__file__).resolve().parents[3] / "samples/vllm_bench.py"
 IMAGE = os.environ.get("IRONSERVE_VLLM_IMAGE", "")
 LIMITS = _stream.Limits(silence_s=20.0, request_s=60.0, run_s=120.0)
 #: Requests, at a time, tokens of an answer.
@@ -64,21 +61,9 @@ def engines(tmp_path_factory):
 
 @pytest.fixture
 def played(tmp_path, monkeypatch):
-    """Docker that runs what it was given after the image, with a folder of its own as /tmp, and the program; nothing for the real ones."""
-    if IMAGE:
-        return
-    inside, folder = tmp_path / "inside", tmp_path / "bin"
-    inside.mkdir()
-    folder.mkdir()
-    texts = {
-        "docker": 'while [ "$1" != "-c" ]; do shift; done; script="$(printf %s "$2" | sed "s#/tmp#{0}#g")"; shift 2\nexec sh -c "$script" "$@"\n',
-        "vllm": 'exec "{1}" "{2}" "$@" --result-dir "{0}"\n',
-    }
-    for name, text in texts.items():
-        path = folder / name
-        path.write_text("#!/bin/sh\n" + text.format(inside, sys.executable, PLAYED))
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", "{0}:{1}".format(folder, os.environ["PATH"]))
+    """Docker and the program, played; nothing where the real ones are asked for."""
+    if not IMAGE:
+        monkeypatch.setenv("PATH", "{0}:{1}".format(played_docker.put(tmp_path), os.environ["PATH"]))
 
 
 def ours(engine):
