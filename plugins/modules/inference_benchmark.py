@@ -317,6 +317,20 @@ EXAMPLES = r"""
     rates: [0.5, 1, 2]
     requests: 200
     slo: {ttft_ms: 2000, tpot_ms: 50}
+
+- name: Ours, and beside it vllm bench serve with 1000 conversations at 5 requests a second
+  ironserve.llm.inference_benchmark:
+    model: qwen3.6-35b-a3b
+    endpoints:
+      - {name: node1-c0, url: "http://10.0.0.11:8001", api_key_file: /etc/ironserve/keys/engine.key}
+    prompts: {kind: sharegpt, path: /srv/sharegpt.json, count: 200}
+    clients:
+      - tool: vllm
+        endpoint: node1-c0
+        image: vllm/vllm-openai:v0.32.0
+        weights: /var/lib/ironserve/weights/qwen3.6-35b-a3b/w8a8
+        requests: 1000
+        rate: 5
 """
 
 RETURN = r"""

@@ -162,3 +162,30 @@ def test_other_clients_stand_beside_ours(run_module, engine, tmp_path, monkeypat
     assert result["runs"][1]["figures"]["median_tpot_ms"] == 50.0
     wrong = [{"tool": "guidellm", "endpoint": "nobody", "concurrency": 1}]
     assert "no endpoint is named 'nobody'" in run_module(inference_benchmark, options(engine, clients=wrong))["msg"]
+
+
+#: The conversations that come with the role acceptance, which gives them to the module.
+SAMPLE = Path(__file__).resolve().parents[4] / "roles" / "acceptance" / "files" / "conversations.json"
+
+
+def test_vllm_is_given_the_conversations_and_the_rate(run_module, engine, tmp_path, monkeypatch):
+    """Docker is played: it writes down what it is given, and the result of a run of a thousand."""
+    talks = json.loads(SAMPLE.read_text(encoding="utf-8"))
+    times = {"{0}_{1}_ms".format(prefix, name): 50.0 for prefix in ("mean", "median", "std") for name in ("ttft", "tpot", "itl", "e2el")}
+    rates = dict.fromkeys(("request_throughput", "output_throughput", "total_token_throughput"), 5.0)
+    totals = {"num_prompts": 1000, "completed": 1000, "failed": 0, "total_input_tokens": 1, "total_output_tokens": 1, "duration": 200.0}
+    (tmp_path / "made.json").write_text(json.dumps({**times, **rates, **totals}))
+    program = tmp_path / "docker"
+    program.write_text('#!/bin/sh\necho "$*" > {0}/line\ncat > {0}/input\ncat {0}/made.json\n'.format(tmp_path))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    client = {"tool": "vllm", "endpoint": "c0", "image": "registry.example/vllm", "weights": "/srv/m", "rate": 5}
+    result = run_module(inference_benchmark, options(engine, prompts={"kind": "sharegpt", "conversations": talks}, clients=[client]))
+    key, _newline, dataset = (tmp_path / "input").read_text(encoding="utf-8").partition("\n")
+    assert key == "the-key" and json.loads(dataset) == talks
+    line = (tmp_path / "line").read_text()
+    assert "--dataset-name sharegpt --dataset-path /tmp/dataset.json --request-rate 5 " in line and "--num-prompts 1000 " in line
+    # Lengths are the data set's own, as many at a time as come, and no key where somebody could read it.
+    assert not any(word in line for word in ("--max-concurrency", "--ignore-eos", "--sharegpt-output-len", "the-key"))
+    row = result["runs"][-1]
+    assert [row[name] for name in ("tool", "load", "request_rate", "completed", "publishable")] == ["vllm", "open", 5.0, 1000, True]
