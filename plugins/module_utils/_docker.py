@@ -136,31 +136,44 @@ def running_containers(client: Any) -> list[dict[str, Any]]:
     return found
 
 
-def replica_names(client: Any) -> list[str]:
-    """Names of all containers of this collection's replicas, running or not."""
-    return sorted(item["Names"][0].lstrip("/") for item in client.containers(all=True, filters={"label": "ironserve.replica"}))
+def replicas(client: Any) -> list[dict[str, Any]]:
+    """All containers of this collection's replicas, running or not, by name: ``{"name", "labels"}``."""
+    found = client.containers(all=True, filters={"label": "ironserve.replica"})
+    return sorted(
+        ({"name": item["Names"][0].lstrip("/"), "labels": item.get("Labels") or {}} for item in found), key=lambda item: item["name"]
+    )
 
 
 def ensure_network(client: Any, name: str) -> bool:
     """Make the replicas' bridge network, on which containers do not reach each other. Returns whether it had to be made."""
     if any(item["Name"] == name for item in client.networks(names=[name])):
         return False
-    client.create_network(
-        name,
-        driver="bridge",
-        options={"com.docker.network.bridge.enable_icc": "false"},
-        labels={"ironserve.network": name},
-        check_duplicate=True,
-    )
+    try:
+        client.create_network(
+            name,
+            driver="bridge",
+            options={"com.docker.network.bridge.enable_icc": "false"},
+            labels={"ironserve.network": name},
+            check_duplicate=True,
+        )
+    except docker.errors.APIError as exc:
+        # Another name of this machine was a moment earlier.
+        if exc.status_code != 409:
+            raise
+        return False
     return True
 
 
 def remove_network(client: Any, name: str) -> bool:
     """Remove the replicas' network if this collection made it and nothing is on it. Returns whether it was removed."""
     for item in client.networks(names=[name], filters={"label": "ironserve.network=" + name}):
-        if item["Name"] == name and not client.inspect_network(item["Id"]).get("Containers"):
-            client.remove_network(item["Id"])
-            return True
+        try:
+            if item["Name"] == name and not client.inspect_network(item["Id"]).get("Containers"):
+                client.remove_network(item["Id"])
+                return True
+        except docker.errors.NotFound:
+            # Another name of this machine was a moment earlier.
+            return False
     return False
 
 

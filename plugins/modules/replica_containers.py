@@ -49,6 +49,14 @@ options:
     description: Directory that holds the replicas' cache directories; only directories below it are made.
     type: path
     required: true
+  neighbours:
+    description:
+      - The other names of the inventory. A machine that runs several models stands in it under several names, and what belongs to one of
+        them is no orphan of this one.
+      - V(present) refuses a card that a replica of one of them has on this machine, running or not.
+    type: list
+    elements: str
+    default: []
   socket:
     description: The container engine's socket.
     type: path
@@ -72,7 +80,12 @@ actions:
   type: list
   elements: dict
 orphans:
-  description: Names of containers of this collection's replicas that are in no specification.
+  description: Names of containers of this collection's replicas that are in no specification and belong to no neighbour.
+  returned: success
+  type: list
+  elements: str
+orphan_replicas:
+  description: Names of the replicas that these containers are, which is what the gateway calls them.
   returned: success
   type: list
   elements: str
@@ -92,7 +105,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _container_request, _containers, _docker, _ports
+from ansible_collections.ironserve.llm.plugins.module_utils import _container_request, _containers, _docker, _machines, _ports
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 
@@ -205,7 +218,12 @@ def run(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
     acting = [(spec, choice.action) for spec, choice in zip(specs, decisions) if choice.action not in _containers.IDLE]
     names = {spec["name"] for spec in specs}
     ours = names | {name + _containers.PREVIOUS_SUFFIX for name in names}
+    replicas, neighbours = _docker.replicas(client) if client else [], params["neighbours"]
+    orphans = [item for item in replicas if item["name"] not in ours and _machines.owner(item["labels"]) not in neighbours]
     if client and state == "present":
+        held = _machines.held_cards(specs, replicas, neighbours) if neighbours else []
+        if held:
+            raise LLMError("; ".join(held))
         starting = [spec for spec, action in acting]
         others = [item for item in _docker.running_containers(client) if item["Name"].lstrip("/") not in ours]
         conflicts = _containers.device_conflicts(starting, others)
@@ -228,7 +246,8 @@ def run(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
     return {
         "changed": bool(acting),
         "actions": [{"name": item.name, "action": item.action, "reason": item.reason} for item in decisions],
-        "orphans": [name for name in _docker.replica_names(client) if name not in ours] if client else [],
+        "orphans": [item["name"] for item in orphans],
+        "orphan_replicas": sorted({item["labels"][_machines.REPLICA_LABEL] for item in orphans}),
         "predecessors": predecessors,
         "diff": [
             {
@@ -250,6 +269,7 @@ def main() -> None:
             "specs": {"type": "list", "elements": "dict", "required": True},
             "state": {"type": "str", "choices": ["present", "absent", "reverted", "committed", "stopped"], "default": "present"},
             "cache_dir": {"type": "path", "required": True},
+            "neighbours": {"type": "list", "elements": "str", "default": []},
             "socket": {"type": "path", "default": "/var/run/docker.sock"},
         },
         supports_check_mode=True,

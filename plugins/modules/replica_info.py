@@ -31,6 +31,13 @@ options:
     description: A plan of this host, as M(ironserve.llm.replica_plan) returns it; empty compares nothing.
     type: dict
     default: {}
+  neighbours:
+    description:
+      - The other names of the inventory. A machine that runs several models stands in it under several names, and what belongs to one of
+        them is not compared with the plan of this one. A card of the plan that one of them has is an error.
+    type: list
+    elements: str
+    default: []
   socket:
     description: The container engine's socket.
     type: path
@@ -73,23 +80,28 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _container_request, _docker, _plan_diff
+from ansible_collections.ironserve.llm.plugins.module_utils import _container_request, _docker, _machines, _plan_diff
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 
-def run(plan: dict[str, Any], socket: str) -> dict[str, Any]:
-    """Read the containers and compare."""
+def run(plan: dict[str, Any], neighbours: list[str], socket: str) -> dict[str, Any]:
+    """Read the containers and compare. Raises LLMError for a card of the plan that another name of this machine has."""
     try:
         client = _docker.connect(socket)
     except _docker.EngineAbsent:
         found = []
     else:
-        found = [inspected for inspected in (_docker.inspect(client, name) for name in _docker.replica_names(client)) if inspected]
+        names = [item["name"] for item in _docker.replicas(client)]
+        found = [inspected for inspected in (_docker.inspect(client, name) for name in names) if inspected]
     containers = [_plan_diff.describe(inspected) for inspected in found]
     if plan:
         replicas = [dict(item, spec=_container_request.for_host(item["spec"], os.path.exists)) for item in plan["replicas"]]
         plan = dict(plan, replicas=replicas)
-    differences = _plan_diff.compare(plan, containers) if plan else []
+        held = _machines.held_cards([item["spec"] for item in replicas], containers, neighbours)
+        if held:
+            raise LLMError("; ".join(held))
+    own = [item for item in containers if _machines.owner(item["labels"]) not in neighbours]
+    differences = _plan_diff.compare(plan, own) if plan else []
     for container in containers:
         # They may hold what a user put there, and nobody needs them.
         del container["environment"], container["inspected"]
@@ -106,12 +118,13 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "plan": {"type": "dict", "default": {}},
+            "neighbours": {"type": "list", "elements": "str", "default": []},
             "socket": {"type": "path", "default": "/var/run/docker.sock"},
         },
         supports_check_mode=True,
     )
     try:
-        result = run(module.params["plan"], module.params["socket"])
+        result = run(module.params["plan"], module.params["neighbours"], module.params["socket"])
     except LLMError as exc:
         module.fail_json(msg=str(exc))
     except _docker.ENGINE_ERRORS as exc:

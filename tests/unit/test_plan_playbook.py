@@ -245,3 +245,41 @@ def test_an_image_that_somebody_pinned_is_not(digest: str, refused: bool) -> Non
     _status, printed = play("site.yml", "ascend910b", "-e", image)
     assert ("is not pinned" in printed) == refused
     assert ("TASK [Let nobody else deploy meanwhile]" in printed) != refused
+
+
+def test_a_server_with_two_names_serves_two_models_each_on_cards_of_its_own() -> None:
+    printed = plan("h100_two_models")
+    assert "h100-01-chat: qwen3.6-35b-a3b FP8 on nvidia_h100 (vllm)" in printed
+    assert "h100-01-large: qwen3-next-80b-a3b BF16 on nvidia_h100 (vllm)" in printed
+    # On the gateway's own machine, whatever its name there.
+    for name, card, port in (("chat", 0, 8001), ("chat", 3, 8004), ("large", 4, 8102)):
+        assert re.search(rf"h100-01-{name}-c{card} {card} \(0000:{card + 1}0:00.0\).{{0,80}} 127\.0\.0\.1:{port} ", printed)
+    replicas = ", ".join([*(f"h100-01-chat-c{card}" for card in range(4)), "h100-01-large-c4"])
+    assert f"gateway h100-01-chat on 0.0.0.0:8000, leastconn over {replicas} " in printed
+    assert printed.count("changed=0 unreachable=0 failed=0") == 2
+
+
+@pytest.mark.parametrize(
+    ("group", "options", "says"),
+    [
+        ("large", {"replica_card_groups": [[3, 4, 5, 6]]}, "h100-01-chat-c3 and h100-01-large-c3 both take card 0000:40:00.0"),
+        ("large", {"replica_port_base": 8001}, "h100-01-chat-c1 and h100-01-large-c4 both take port 8002"),
+    ],
+)
+def test_what_two_names_of_one_server_both_take_is_refused(tmp_path, group: str, options: dict, says: str) -> None:
+    inventory = tmp_path / "site"
+    shutil.copytree(ROOT / "inventories/h100_two_models", inventory)
+    variables = inventory / "group_vars" / f"{group}.yml"
+    kept = [line for line in variables.read_text().splitlines() if not line.startswith(tuple(options))]
+    variables.write_text("\n".join([*kept, *(f"{name}: {json.dumps(value)}" for name, value in options.items())]) + "\n")
+    status, printed = play("playbooks/plan.yml", str(inventory))
+    assert status == 2 and f"h100-01-chat and h100-01-large are one machine: {says}" in printed, printed
+    assert "Nothing was changed" in printed
+    # A run of one name cannot see the other's plan; there the containers decide.
+    status, printed = play("playbooks/plan.yml", str(inventory), "--limit", "h100-01-large")
+    assert status == 0 and "h100-01-large: qwen3-next-80b-a3b" in printed, printed
+
+
+def test_a_teardown_takes_whole_machines() -> None:
+    status, printed = play("playbooks/teardown.yml", "h100_two_models", "--limit", "h100-01-large")
+    assert status == 2 and "h100-01-large is one machine with h100-01-chat" in printed and "Nothing was changed" in printed, printed

@@ -67,6 +67,46 @@ def test_without_an_engine_everything_is_absent(run_module, arguments):
     assert result["orphans"] == []
 
 
+class Fleet:
+    """An engine that has containers of replicas, by name and label, and runs none of them."""
+
+    def __init__(self, **replicas):
+        self.replicas = {name.replace("_", "-"): label for name, label in replicas.items()}
+
+    def containers(self, **options):
+        labels = {"ironserve.cards": "0000:0f:00.0"}
+        if not options.get("filters"):
+            return []
+        return [{"Names": ["/" + name], "Labels": dict(labels, **{"ironserve.replica": label})} for name, label in self.replicas.items()]
+
+    def inspect_container(self, name):
+        raise replica_containers._docker.docker.errors.NotFound("gone")
+
+
+def labelled(name, replica, card):
+    return spec(name, labels={"ironserve.replica": replica, "ironserve.cards": card})
+
+
+def test_what_another_name_of_the_inventory_made_is_no_orphan(run_module, arguments, monkeypatch):
+    fleet = Fleet(ironserve_c1="a-chat-c1", ironserve_c2="a-large-c2", ironserve_c3="a-gone-c3", ironserve_c3_previous="a-gone-c3")
+    monkeypatch.setattr(replica_containers._docker, "connect", lambda socket: fleet)
+    arguments["specs"] = [labelled("ironserve-c0", "a-chat-c0", "0000:07:00.0")]
+    result = run_module(replica_containers, dict(arguments, neighbours=["a-large", "b"]), check_mode=True)
+    # Its own, and those of a name that is in the inventory no more.
+    assert result["orphans"] == ["ironserve-c1", "ironserve-c3", "ironserve-c3-previous"]
+    assert result["orphan_replicas"] == ["a-chat-c1", "a-gone-c3"], "what the gateway calls them"
+    assert "ironserve-c2" in run_module(replica_containers, arguments, check_mode=True)["orphans"], "nobody was named"
+
+
+def test_a_card_that_another_name_has_is_refused_before_anything_is_made(run_module, arguments, monkeypatch, tmp_path):
+    monkeypatch.setattr(replica_containers._docker, "connect", lambda socket: Fleet(ironserve_c2="a-large-c2"))
+    arguments["specs"] = [labelled("ironserve-c2", "a-chat-c2", "0000:0f:00.0")]
+    result = run_module(replica_containers, dict(arguments, neighbours=["a-large"]))
+    assert result["failed"] is True
+    assert "a-chat-c2: card 0000:0f:00.0 has container ironserve-c2 of a-large" in result["msg"] and "--limit a-large" in result["msg"]
+    assert not (tmp_path / "cache").exists()
+
+
 def test_predecessor_named_on_its_own_goes_with_its_successor(run_module, arguments):
     arguments["specs"] = [spec("ironserve-c0-previous"), spec("ironserve-c0"), spec("ironserve-c1-previous")]
     result = run_module(replica_containers, dict(arguments, state="absent"))

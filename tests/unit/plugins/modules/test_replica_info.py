@@ -24,7 +24,10 @@ class Containers:
 
     def containers(self, **_filters):
         # One of them is gone before it is looked at.
-        return [{"Names": [name]} for name in [*self.described, "/ironserve-c9"]]
+        return [
+            {"Names": [name], "Labels": self.described.get(name, {"Config": {"Labels": {}}})["Config"]["Labels"]}
+            for name in [*self.described, "/ironserve-c9"]
+        ]
 
     def inspect_container(self, name):
         if "/" + name not in self.described:
@@ -67,6 +70,19 @@ def test_what_runs_is_held_against_the_plan(run_module, monkeypatch, plan, check
     assert "canary" not in json.dumps(result["replicas"]), "the environment stays on the host"
 
 
+def test_what_another_name_of_the_machine_runs_is_not_gone(run_module, monkeypatch, plan, k100):
+    other = make_plan(k100(host="k100-01-large", card_groups=[[3]]))
+    mine = dict(plan, replicas=plan["replicas"][:3])
+    containers = [container(replica["spec"]) for replica in mine["replicas"] + other["replicas"]]
+    monkeypatch.setattr(_docker, "connect", lambda socket: Containers(containers))
+    result = run_module(replica_info, {"plan": mine, "neighbours": ["k100-01-large"]})
+    assert [item["state"] for item in result["differences"]] == ["same"] * 3
+    assert [item["state"] for item in run_module(replica_info, {"plan": mine})["differences"]] == ["same"] * 3 + ["gone"]
+    # All four cards: one of them is another's.
+    result = run_module(replica_info, {"plan": plan, "neighbours": ["k100-01-large"]})
+    assert result["failed"] is True and "k100-01-c3: card 0000:16:00.0 has container ironserve-c3 of k100-01-large" in result["msg"]
+
+
 def test_without_a_plan_nothing_is_compared(run_module, monkeypatch, plan):
     monkeypatch.setattr(_docker, "connect", lambda socket: Containers([container(plan["replicas"][0]["spec"])]))
     result = run_module(replica_info, {})
@@ -78,6 +94,6 @@ def test_an_engine_that_breaks_is_a_message(run_module, monkeypatch):
         raise OSError("connection lost")
 
     monkeypatch.setattr(_docker, "connect", lambda socket: Containers([]))
-    monkeypatch.setattr(_docker, "replica_names", broken)
+    monkeypatch.setattr(_docker, "replicas", broken)
     result = run_module(replica_info, {})
     assert result["failed"] is True and result["msg"] == "the container engine refused: connection lost"
