@@ -148,6 +148,7 @@ class Warmer:
         self._last = "no answer yet"
         self._liveness = Liveness(self._knowledge.stall_s)
         self._unread = ""
+        self._restarts: int | None = None
 
     def warm(self) -> Warmth:
         """Wait for health, then generate, then make the rounds; what goes wrong is in the result's ``error``."""
@@ -183,6 +184,12 @@ class Warmer:
             oom_killed = bool(state.get("oom_killed", False))
             words = last_words(str(state["log_tail"]), self._knowledge.messages, state["exit_code"], oom_killed, [self._key])
             raise LLMError("container {0} exited with code {1}. {2}".format(self._endpoint.container, state["exit_code"], words))
+        # The container engine starts what ended within a tenth of a second, sooner than anybody looks.
+        restarts = int(state.get("restarts", 0))
+        if self._restarts is not None and restarts > self._restarts:
+            words = last_words(_docker.last_log(self._endpoint.container), self._knowledge.messages, 0, False, [self._key])
+            raise LLMError("container {0} ended while it warmed up, and was started again. {1}".format(self._endpoint.container, words))
+        self._restarts = restarts
         stalled = self._sample(state.get("pid", 0))
         if stalled:
             words = last_words(_docker.last_log(self._endpoint.container), self._knowledge.messages, 0, False, [self._key])

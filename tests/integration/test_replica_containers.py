@@ -15,15 +15,18 @@ import io
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import tarfile
+import threading
 import time
 import uuid
 
 import pytest
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _container_request, _containers, _docker
+from ansible_collections.ironserve.llm.plugins.module_utils import _container_request, _containers, _docker, _log_messages, _warmup
+from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.modules import replica_containers
 
@@ -146,8 +149,9 @@ def make_spec(image, client, tmp_path):
 def module(tmp_path):
     """Run the module's work: ``module([specs], state, check_mode)``."""
 
-    def run(specs, state="present", check_mode=False):
+    def run(specs, state="present", check_mode=False, neighbours=()):
         params = {"specs": specs, "state": state, "cache_dir": str(tmp_path / "cache"), "socket": _docker.DEFAULT_SOCKET}
+        params["neighbours"] = list(neighbours)
         return replica_containers.run(params, check_mode)
 
     return run
@@ -333,6 +337,88 @@ def test_missing_image_is_a_message_that_names_the_replica(make_spec, module):
     spec = make_spec(image="itest-no-such-image:1")
     with pytest.raises(LLMError, match="{0}: .*itest-no-such-image".format(spec["name"])):
         module([spec])
+
+
+@pytest.fixture(scope="module")
+def messages():
+    """What log lines mean, as the catalog ships it."""
+    from ansible_collections.ironserve.llm.plugins.action.catalog_info import read_catalog
+
+    return _log_messages.collect_messages(read_catalog([])["log_messages"], "vllm")
+
+
+def warm(spec, messages, timeout_s=60):
+    """Warm up a replica whose engine never answers; returns what went wrong and the seconds that took."""
+    endpoint = Endpoint(spec["name"], "http://127.0.0.1:{0}".format(spec["publish"]["port"]), "", spec["name"])
+    start = time.monotonic()
+    found = _warmup.warm_all([endpoint], "m", 1, timeout_s, knowledge=_warmup.Knowledge(messages=messages))[0]
+    return found.error, time.monotonic() - start
+
+
+#: As engines do it: a first process that ends, with a word, when the one that computes is gone.
+PARENT = ["/bin/sh", "-c", "/bin/sleep 600 & wait $!; echo 'EngineDeadError: EngineCore encountered an issue.'; exit 1"]
+
+
+def test_a_killed_engine_process_is_noticed_within_seconds_although_its_container_is_started_again(client, make_spec, module, messages):
+    spec = make_spec(command=PARENT)
+    module([spec])
+
+    def kill():
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            top = client.top(spec["name"], "-o pid,args")["Processes"]
+            for pid, command in top:
+                if command.endswith("/bin/sleep 600"):
+                    # After the warm-up's first look at it.
+                    time.sleep(_warmup.WATCH_S + 1)
+                    os.kill(int(pid), signal.SIGKILL)
+                    return
+            time.sleep(0.1)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    error, seconds = warm(spec, messages)
+    killer.join()
+    assert seconds < _warmup.WATCH_S + 1 + 10 + 3, "within 10 s of its end"
+    assert re.search("container {0} (ended while it warmed up, and was started again|exited with code 1)".format(spec["name"]), error)
+    assert "It means: the engine's core process ended" in error and "EngineCore encountered an issue." in error
+
+
+def test_a_full_disk_is_called_so(client, make_spec, module, messages, tmp_path):
+    """The replica's cache on a file system without room for one more file."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=2", "tmpfs", str(cache)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here: {0}".format(mounted.stderr.strip()))
+    try:
+        # As long as it would take to load; the container engine has then forgotten earlier ends.
+        spec = make_spec(command=["/bin/sh", "-c", "/bin/sleep 1; echo loading; : >/cache/compiled"])
+        module([spec])
+        error, seconds = warm(spec, messages)
+        assert seconds < 15
+        assert "It means: a disk is full. Fix: free space where replica_cache_dir" in error
+        assert "No space left on device" in error.split("Its last log lines:")[1]
+        _docker.remove(client, spec["name"])
+    finally:
+        subprocess.run(["umount", str(cache)], check=True)
+
+
+def test_a_card_that_died_is_named_and_what_ran_before_comes_back(client, make_spec, module):
+    """Its device node is gone: the new container cannot be made, and the way back is."""
+    first = make_spec()
+    module([first])
+    born = _docker.inspect(client, first["name"])["Id"]
+    dead = "/dev/itest-card-that-died"
+    changed = dict(first, spec_hash="two", devices=[dead], own_devices=[dead], labels=dict(first["labels"], **{"ironserve.spec": "two"}))
+    with pytest.raises(LLMError, match="{0}: .*{1}".format(first["name"], dead)):
+        module([changed])
+    assert not running(client, first["name"])
+    assert actions(module([changed], "reverted")) == ["revert"]
+    assert running(client, first["name"]) and _docker.inspect(client, first["name"])["Id"] == born
+    assert _docker.inspect(client, first["name"] + "-previous") is None
 
 
 @contextlib.contextmanager

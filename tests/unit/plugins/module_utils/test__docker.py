@@ -240,6 +240,19 @@ def test_network_is_made_once_and_keeps_containers_apart(engine, client):
     assert _docker.ensure_network(client, "ironserve") is False
 
 
+def test_a_network_that_another_made_or_removed_a_moment_earlier_is_as_good(engine, client):
+    """Names of one machine do the same at the same time."""
+    engine.answers["GET", "/networks"] = (200, [])
+    engine.answers["POST", "/networks/create"] = (409, {"message": "network with name ironserve already exists"})
+    assert _docker.ensure_network(client, "ironserve") is False
+    engine.answers["POST", "/networks/create"] = (500, {"message": "no room for another network"})
+    with pytest.raises(_docker.docker.errors.APIError):
+        _docker.ensure_network(client, "ironserve")
+    engine.answers["GET", "/networks"] = (200, [{"Name": "ironserve", "Id": "1"}])
+    engine.answers["GET", "/networks/1"] = (404, {"message": "no such network"})
+    assert _docker.remove_network(client, "ironserve") is False
+
+
 @pytest.mark.parametrize(("containers", "removed"), [({}, True), ({"abc": {}}, False)])
 def test_network_goes_only_when_nothing_is_on_it(engine, client, containers, removed):
     engine.answers["GET", "/networks"] = (200, [{"Name": "ironserve-other", "Id": "9"}, {"Name": "ironserve", "Id": "1"}])

@@ -285,6 +285,30 @@ def test_death_during_a_silent_request_is_noticed_although_nothing_closes(contai
     assert "exited with code 139" in result.error
 
 
+@pytest.mark.parametrize("behaviour", ["loading", "never_answers"])
+def test_an_end_that_nobody_saw_is_told_by_the_start_after_it(container, monkeypatch, behaviour):
+    """The container engine starts it again at once: it runs whenever it is looked at."""
+    monkeypatch.setattr(_warmup, "WATCH_S", 0.2)
+    monkeypatch.setattr(_docker, "last_log", lambda name: "OSError: [Errno 28] No space left on device\nINFO starting")
+    knowledge = _warmup.Knowledge(messages={"disk": {"pattern": "No space left", "cause": "a disk is full", "fix": "free space"}})
+    # Restarts of long ago are no news.
+    container.state = dict(container.state, restarts=2)
+    look = container.look
+
+    def again(name):
+        if container.asked == 2:
+            container.state = dict(container.state, restarts=3)
+        return look(name)
+
+    monkeypatch.setattr(_docker, "container_state", again)
+    start = time.monotonic()
+    with Engine(behaviour) as engine:
+        result = _warmup.warm_all([Endpoint("r0", engine.url, "", "c0")], "scripted", 1, 60, knowledge=knowledge)[0]
+    assert time.monotonic() - start < 10
+    assert "container c0 ended while it warmed up, and was started again. It means: a disk is full" in result.error
+    assert result.error.endswith("INFO starting")
+
+
 def test_a_living_container_is_not_asked_all_the_time(container):
     with Engine("loading") as engine:
         warm(engine, timeout_s=1.0, container="c0")
