@@ -26,15 +26,18 @@ GUIDELLM = "guidellm"
 EVALSCOPE = "evalscope"
 TOOLS = (VLLM, GUIDELLM, EVALSCOPE)
 
-#: Reads the key and the data set from standard input, so that neither stands in a list of processes or on a disk; the tool's own words go to
-#: standard error, and its result is all there is on standard output.
+#: Each reads the key and a file (the data set, or all that is asked) from standard input, so that no key stands in a list of processes; the tool's
+#: own words go to standard error, and its result is all there is on standard output. All end by themselves when time is up.
 #: A container would outlive whoever started it, so its end is told to what runs in it.
 _IN_IMAGE = (
     'read -r OPENAI_API_KEY; if [ -n "$OPENAI_API_KEY" ]; then export OPENAI_API_KEY; fi; '
     'cat > /tmp/dataset.json && timeout "$SECONDS_LEFT" "$@" >&2 && cat /tmp/result.json'
 )
-_BESIDE = (
-    'read -r OPENAI_API_KEY; if [ -n "$OPENAI_API_KEY" ]; then export OPENAI_API_KEY; fi; timeout "$SECONDS_LEFT" "$@" >&2 && cat "$0"'
+#: $0 is a folder of this run alone; what is asked of guidellm has the key in it.
+_GUIDE = 'read -r key; umask 077; cat > "$0/asked.json" && HF_HUB_OFFLINE=1 timeout "$SECONDS_LEFT" "$@" >&2 && cat "$0/benchmarks.json"'
+#: It makes folders of its own below; there is one result in an empty one.
+_SCOPE = (
+    'timeout "$SECONDS_LEFT" "$@" >&2 </dev/null && found="$(find "$0" -name benchmark_summary.json)" && [ -n "$found" ] && cat "$found"'
 )
 
 _STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
@@ -48,7 +51,8 @@ class Job:
         tool: one of TOOLS.
         url: address of the endpoint without a path, as this host reaches it.
         model: served name.
-        image, weights: vllm only: the engine image it is in, and the folder on this host with the tokenizer.
+        image: vllm only: the engine image it is in.
+        weights: the folder on this host with the tokenizer.
         dataset: text of a file in the format of ShareGPT; empty lets the tool make prompts up. vllm only.
         requests, input_tokens, output_tokens, seed: as in our own protocol; with a data set lengths are its own.
         answer_tokens: with a data set: tokens of every answer, whose end is forbidden before; 0 for as many as the data set's answer has.
@@ -80,6 +84,8 @@ class Job:
             raise LLMError("vllm bench serve needs image (an engine image that has it) and weights (the folder with the tokenizer)")
         if self.tool != VLLM and self.dataset:
             raise LLMError("{0} is given no data set here; leave it out".format(self.tool))
+        if self.tool != VLLM and not self.weights:
+            raise LLMError("{0} needs weights (the folder with the tokenizer)".format(self.tool))
         if self.tool != VLLM and not self.concurrency and not self.rate:
             raise LLMError("{0} needs concurrency or rate".format(self.tool))
         if self.requests < 1 or self.timeout_s <= 0 or self.concurrency < 0 or self.rate < 0:
@@ -115,7 +121,7 @@ def _bounded(script: str, job: Job) -> str:
 
 
 def command(job: Job, folder: str) -> list[str]:
-    """The whole command. Standard input is the key's line (maybe empty) and the data set; standard output is the result file.
+    """The whole command. Standard input is the key's line (maybe empty) and a file, see ``run``; standard output is the result file.
 
     ``folder`` is an empty directory of this host, for tools that run beside and not in an image.
     """
@@ -124,23 +130,41 @@ def command(job: Job, folder: str) -> list[str]:
         run += ["--env=HF_HUB_OFFLINE=1", "--env=HOME=/tmp", "--entrypoint=sh", job.image, "-c", _bounded(_IN_IMAGE, job), "sh"]
         return run + vllm_arguments(job)
     if job.tool == GUIDELLM:
-        path = folder + "/benchmarks.json"
-        arguments = ["guidellm", "benchmark", "run", "--target", job.url, "--model", job.model]
-        arguments += ["--data", "prompt_tokens={0},output_tokens={1}".format(job.input_tokens, job.output_tokens)]
-        kind, rate = ("poisson", "{0:g}".format(job.rate)) if job.rate else ("concurrent", str(job.concurrency))
-        arguments += ["--rate-type", kind, "--rate", rate, "--max-requests", str(job.requests), "--output-path", path]
-        return ["sh", "-c", _bounded(_BESIDE, job), path] + arguments
-    path = folder + "/benchmark_summary.json"
+        arguments = ["guidellm", "run", "--config", folder + "/asked.json", "--disable-console"]
+        return ["sh", "-c", _bounded(_GUIDE, job), folder] + arguments
     arguments = ["evalscope", "perf", "--url", job.url + "/v1/chat/completions", "--api", "openai", "--model", job.model, "--stream"]
-    arguments += ["--dataset", "openqa", "--number", str(job.requests), "--max-tokens", str(job.output_tokens), "--seed", str(job.seed)]
-    if job.concurrency:
-        arguments += ["--parallel", str(job.concurrency)]
+    arguments += ["--dataset", "random", "--tokenizer-path", job.weights]
+    arguments += ["--min-prompt-length", str(job.input_tokens), "--max-prompt-length", str(job.input_tokens)]
+    arguments += ["--max-tokens", str(job.output_tokens), "--extra-args", '{"ignore_eos": true}']
+    arguments += ["--number", str(job.requests), "--seed", str(job.seed), "--temperature", "0"]
     if job.rate:
         arguments += ["--rate", "{0:g}".format(job.rate)]
-    arguments += ["--outputs-dir", folder]
-    # It makes folders of its own below; there is one result in an empty one.
-    find = 'found="$(find "{0}" -name benchmark_summary.json)" && [ -n "$found" ] && cat "$found"'.format(folder)
-    return ["sh", "-c", _bounded(_BESIDE, job).replace('cat "$0"', find), path] + arguments
+    # A rate alone would wait for one answer after the other.
+    arguments += ["--parallel", str(job.concurrency)] if job.concurrency else ["--open-loop"]
+    return ["sh", "-c", _bounded(_SCOPE, job), folder] + arguments + ["--outputs-dir", folder]
+
+
+def asked_of_guidellm(job: Job, key: str, folder: str) -> str:
+    """All that guidellm is to do, as the JSON file it reads; it knows no other place for a key but its command line."""
+    backend = {"kind": "openai_http", "target": job.url, "model": job.model}
+    if key:
+        backend["api_key"] = key
+    if job.rate:
+        profile = {"kind": "poisson", "rate": [job.rate]}
+        if job.concurrency:
+            profile["max_concurrency"] = job.concurrency
+    else:
+        profile = {"kind": "concurrent", "streams": [job.concurrency]}
+    spec = {
+        "backend": backend,
+        "profile": profile,
+        "constraints": [{"kind": "max_requests", "count": job.requests}],
+        "tokenizer": {"kind": "huggingface_auto", "model": job.weights},
+        "data": [{"kind": "synthetic_text", "prompt_tokens": job.input_tokens, "output_tokens": job.output_tokens}],
+        "seed": {"kind": "static", "value": job.seed},
+        "outputs": [{"kind": "json", "path": folder + "/benchmarks.json"}],
+    }
+    return json.dumps({"spec": spec})
 
 
 def _object(text: str, tool: str) -> dict[str, Any]:
@@ -252,20 +276,30 @@ def parse_guidellm(text: str) -> dict[str, Any]:
     }
 
 
+#: Our figure -> its names (of now, and of older versions), each with the factor to our unit.
+_SCOPE_FIGURES = {
+    "completed": (("Success Requests", 1), ("Succeed requests", 1)),
+    "failed": (("Failed Requests", 1), ("Failed requests", 1)),
+    "duration_s": (("Test Duration (s)", 1), ("Time taken for tests (s)", 1)),
+    "request_throughput": (("Req Throughput (req/s)", 1), ("Request throughput (req/s)", 1)),
+    "output_throughput": (("Output Throughput (tok/s)", 1), ("Output token throughput (tok/s)", 1)),
+    "total_token_throughput": (("Total Throughput (tok/s)", 1), ("Total token throughput (tok/s)", 1)),
+    "mean_ttft_ms": (("Avg TTFT (ms)", 1), ("Average time to first token (s)", 1000)),
+    "mean_e2el_ms": (("Avg Latency (s)", 1000), ("Average latency (s)", 1000)),
+}
+
+
 def parse_evalscope(text: str) -> dict[str, Any]:
     """Read ``benchmark_summary.json`` of ``evalscope perf``; returns the same as ``parse_vllm``."""
     data = _object(text, EVALSCOPE)
-    figures = {
-        "request_throughput": _figure(data, "Request throughput (req/s)", EVALSCOPE),
-        "output_throughput": _figure(data, "Output token throughput (tok/s)", EVALSCOPE),
-        "total_token_throughput": _figure(data, "Total token throughput (tok/s)", EVALSCOPE),
-        "mean_ttft_ms": _figure(data, "Average time to first token (s)", EVALSCOPE) * 1000.0,
-        "mean_e2el_ms": _figure(data, "Average latency (s)", EVALSCOPE) * 1000.0,
-    }
+    figures = {}
+    for ours, names in _SCOPE_FIGURES.items():
+        theirs, factor = next((item for item in names if item[0] in data), names[0])
+        figures[ours] = _figure(data, theirs, EVALSCOPE) * factor
     return {
-        "completed": int(_figure(data, "Succeed requests", EVALSCOPE)),
-        "failed": int(_figure(data, "Failed requests", EVALSCOPE)),
-        "duration_s": _figure(data, "Time taken for tests (s)", EVALSCOPE),
+        "completed": int(figures.pop("completed")),
+        "failed": int(figures.pop("failed")),
+        "duration_s": figures.pop("duration_s"),
         "figures": figures,
         "notes": ["averages only; its end of an answer is the usage event, so its time per token is left out"],
     }
@@ -279,7 +313,8 @@ def run(job: Job, key: str, folder: str, runner: Callable[..., Any] = _run.run) 
     job.check()
     if job.tool == EVALSCOPE and key:
         raise LLMError("evalscope takes its key on the command line only, where everybody on the host can read it; measure without it")
-    done = runner(command(job, folder), job.timeout_s + 60.0, stdin=key + "\n" + job.dataset)
+    given = asked_of_guidellm(job, key, folder) if job.tool == GUIDELLM else job.dataset
+    done = runner(command(job, folder), job.timeout_s + 60.0, stdin=key + "\n" + given)
     if done.rc:
         said = [line for line in done.stderr.splitlines() if line.strip()][-3:]
         raise LLMError("{0} ended with status {1}: {2}".format(job.tool, done.rc, " | ".join(said)[-600:].replace(key or "\0", "***")))

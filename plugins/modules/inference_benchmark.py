@@ -244,7 +244,8 @@ options:
     suboptions:
       tool:
         description:
-          - V(vllm) runs C(vllm bench serve) in a container of O(clients.image), V(guidellm) and V(evalscope) run where they are installed on the host.
+          - V(vllm) runs C(vllm bench serve) in a container of O(clients.image), V(guidellm) and V(evalscope) run where they are installed on the host
+            (0.8 and 1.14 or later).
         type: str
         choices: [vllm, guidellm, evalscope]
         required: true
@@ -257,7 +258,7 @@ options:
         type: str
         default: ""
       weights:
-        description: Folder on the host with the model's tokenizer, for V(vllm).
+        description: Folder on the host with the model's tokenizer, which each of them needs.
         type: str
         default: ""
       requests:

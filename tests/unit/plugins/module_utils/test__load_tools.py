@@ -70,7 +70,27 @@ def guide(**changes):
     return {"benchmarks": [{"duration": 25.0, "metrics": {name: value for name, value in metrics.items() if value is not None}}]}
 
 
+#: As `evalscope perf` 1.14 writes benchmark_summary.json, and as older versions did; both say the same.
 SCOPE = {
+    "Test Duration (s)": 30.0,
+    "Concurrency": 4,
+    "Request Rate (req/s)": -1.0,
+    "Total Requests": 40,
+    "Success Requests": 40,
+    "Failed Requests": 0,
+    "Stream Requests": 40,
+    "Non-Stream Requests": 0,
+    "Req Throughput (req/s)": 1.33,
+    "Avg Latency (s)": 2.5,
+    "Avg Input Tokens": 6.5,
+    "Output Throughput (tok/s)": 68.3,
+    "Total Throughput (tok/s)": 77.0,
+    "Avg TTFT (ms)": 250.0,
+    "Avg TPOT (ms)": 30.0,
+    "Avg ITL (ms)": 30.0,
+    "Avg Output Tokens": 51.4,
+}
+OLD_SCOPE = {
     "Time taken for tests (s)": 30.0,
     "Number of concurrency": 4,
     "Total requests": 40,
@@ -116,7 +136,9 @@ def test_an_older_vllm_counts_no_failures_and_has_fewer_percentiles():
         (_load_tools.parse_guidellm, json.dumps({"benchmarks": guide()["benchmarks"] * 2}), "does not hold one benchmark"),
         (_load_tools.parse_guidellm, json.dumps(guide(request_latency=None)), "no metric request_latency"),
         (_load_tools.parse_guidellm, json.dumps(guide(request_totals=None)), "no request_totals"),
-        (_load_tools.parse_evalscope, json.dumps(dict(SCOPE, **{"Average latency (s)": "n/a"})), "no figure Average latency"),
+        (_load_tools.parse_evalscope, json.dumps(dict(SCOPE, **{"Avg Latency (s)": "n/a"})), "no figure Avg Latency"),
+        (_load_tools.parse_evalscope, json.dumps(dict(OLD_SCOPE, **{"Average latency (s)": None})), "no figure Average latency"),
+        (_load_tools.parse_evalscope, "{}", "no figure Success Requests"),
     ],
 )
 def test_a_result_that_is_not_understood_is_an_error(parse, text, said):
@@ -138,8 +160,11 @@ def test_what_guidellm_says_has_our_names():
     assert figures["total_output_tokens"] == 12000 and figures["output_throughput"] == 500.0
 
 
-def test_what_evalscope_says_has_our_names():
-    found = _load_tools.parse_evalscope(json.dumps(SCOPE))
+@pytest.mark.parametrize("said", [SCOPE, OLD_SCOPE])
+def test_what_evalscope_says_has_our_names(said):
+    found = _load_tools.parse_evalscope(json.dumps(said))
+    assert (found["failed"], found["duration_s"], found["figures"]["output_throughput"]) == (0, 30.0, 68.3)
+    assert (found["figures"]["total_token_throughput"], found["figures"]["request_throughput"]) == (77.0, 1.33)
     assert found["figures"]["mean_ttft_ms"] == 250.0 and found["figures"]["mean_e2el_ms"] == 2500.0
     assert "mean_tpot_ms" not in found["figures"] and found["completed"] == 40
 
@@ -209,38 +234,65 @@ def test_vllm_gets_key_and_data_set_by_its_input_and_its_result_comes_back_alone
     assert "the-key" not in (inside / "line").read_text() and "the-key" not in " ".join(_load_tools.command(PLAIN, "x"))
 
 
-@pytest.mark.parametrize(("tool", "result"), [("guidellm", guide()), ("evalscope", SCOPE)])
-def test_tools_of_the_host_write_into_a_folder_that_is_read_back(tools, tmp_path, tool, result):
-    (tmp_path / "made.json").write_text(json.dumps(result))
-    place = "below/benchmark_summary.json" if tool == "evalscope" else "benchmarks.json"
+def test_guidellm_reads_what_is_asked_from_a_file_that_nobody_else_can(tools, tmp_path):
+    (tmp_path / "made.json").write_text(json.dumps(guide()))
     out = tmp_path / "out"
     out.mkdir()
-    program(
-        tools,
-        tool,
-        'echo talk; echo "$*" > {0}/line; mkdir -p {0}/out/below; cp {0}/made.json {0}/out/{1}\n'.format(tmp_path, place),
-    )
-    found = _load_tools.run(Job(tool, "http://h:1", "m", requests=40, concurrency=4, seed=3), "", str(out))
+    words = 'echo talk; echo "$*" > {0}/line; stat -c %a {0}/out/asked.json > {0}/mode; cp {0}/made.json {0}/out/benchmarks.json\n'
+    program(tools, "guidellm", words.format(tmp_path))
+    job = Job("guidellm", "http://h:1", "m", "", "/srv/m", requests=40, input_tokens=64, output_tokens=16, concurrency=4, seed=3)
+    found = _load_tools.run(job, "the-key", str(out))
+    assert found["failed"] == 0 and found["figures"]["output_throughput"] == 500.0
+    assert (tmp_path / "line").read_text() == "run --config {0}/asked.json --disable-console\n".format(out)
+    assert (tmp_path / "mode").read_text() == "600\n"
+    spec = json.loads((out / "asked.json").read_text())["spec"]
+    assert spec["backend"] == {"kind": "openai_http", "target": "http://h:1", "model": "m", "api_key": "the-key"}
+    assert spec["profile"] == {"kind": "concurrent", "streams": [4]} and spec["tokenizer"]["model"] == "/srv/m"
+    assert spec["constraints"] == [{"kind": "max_requests", "count": 40}] and spec["seed"] == {"kind": "static", "value": 3}
+    assert spec["data"] == [{"kind": "synthetic_text", "prompt_tokens": 64, "output_tokens": 16}]
+    assert spec["outputs"] == [{"kind": "json", "path": "{0}/benchmarks.json".format(out)}]
+    opened = json.loads(_load_tools.asked_of_guidellm(dataclasses.replace(job, rate=5.0), "", "/x"))["spec"]
+    assert opened["profile"] == {"kind": "poisson", "rate": [5.0], "max_concurrency": 4} and "api_key" not in opened["backend"]
+    assert json.loads(_load_tools.asked_of_guidellm(dataclasses.replace(job, rate=5.0, concurrency=0), "", "/x"))["spec"]["profile"] == {
+        "kind": "poisson",
+        "rate": [5.0],
+    }
+
+
+def test_evalscope_writes_somewhere_below_a_folder(tools, tmp_path):
+    (tmp_path / "made.json").write_text(json.dumps(SCOPE))
+    out = tmp_path / "out"
+    out.mkdir()
+    words = 'echo talk; echo "$*" > {0}/line; mkdir -p {0}/out/below; cp {0}/made.json {0}/out/below/benchmark_summary.json\n'
+    program(tools, "evalscope", words.format(tmp_path))
+    job = Job("evalscope", "http://h:1", "m", "", "/srv/m", requests=40, input_tokens=64, output_tokens=16, concurrency=4, seed=3)
+    assert _load_tools.run(job, "", str(out))["figures"]["mean_ttft_ms"] == 250.0
     line = (tmp_path / "line").read_text()
-    assert found["failed"] == 0 and found["figures"]["output_throughput"] > 0
-    assert ("--rate-type concurrent --rate 4 --max-requests 40" if tool == "guidellm" else "--number 40") in line
-    assert ("--target http://h:1 " if tool == "guidellm" else "--url http://h:1/v1/chat/completions ") in line
+    for part in (
+        "--url http://h:1/v1/chat/completions --api openai --model m --stream",
+        "--dataset random --tokenizer-path /srv/m --min-prompt-length 64 --max-prompt-length 64",
+        '--max-tokens 16 --extra-args {"ignore_eos": true} --number 40 --seed 3 --temperature 0 --parallel 4',
+    ):
+        assert part in line
+    assert "--rate" not in line and "--open-loop" not in line
+    opened = " ".join(_load_tools.command(dataclasses.replace(job, rate=5.0, concurrency=0), "/x"))
+    assert "--rate 5 --open-loop" in opened and "--parallel" not in opened
 
 
 def test_a_tool_that_fails_or_is_not_there_says_so_without_the_key(tools, tmp_path):
-    program(tools, "guidellm", 'echo "cannot use key $OPENAI_API_KEY" >&2; exit 3\n')
-    with pytest.raises(LLMError, match=r"guidellm ended with status 3: cannot use key \*\*\*"):
-        _load_tools.run(Job("guidellm", "u", "m", concurrency=1), "the-key", str(tmp_path))
+    program(tools, "guidellm", 'echo "cannot use the-key" >&2; exit 3\n')
+    with pytest.raises(LLMError, match=r"guidellm ended with status 3: cannot use \*\*\*"):
+        _load_tools.run(Job("guidellm", "u", "m", "", "w", concurrency=1), "the-key", str(tmp_path))
     with pytest.raises(LLMError, match="evalscope ended with status 127: .*evalscope"):
-        _load_tools.run(Job("evalscope", "u", "m", concurrency=1), "", str(tmp_path))
+        _load_tools.run(Job("evalscope", "u", "m", "", "w", concurrency=1), "", str(tmp_path))
     with pytest.raises(LLMError, match="takes its key on the command line"):
-        _load_tools.run(Job("evalscope", "u", "m", concurrency=1), "the-key", str(tmp_path))
+        _load_tools.run(Job("evalscope", "u", "m", "", "w", concurrency=1), "the-key", str(tmp_path))
 
 
 def test_a_tool_that_hangs_is_ended(tools, tmp_path):
     program(tools, "guidellm", "exec sleep 30\n")
     with pytest.raises(LLMError, match="guidellm ended with status 124"):
-        _load_tools.run(Job("guidellm", "u", "m", concurrency=1, timeout_s=0.3), "", str(tmp_path))
+        _load_tools.run(Job("guidellm", "u", "m", "", "w", concurrency=1, timeout_s=0.3), "", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -248,9 +300,11 @@ def test_a_tool_that_hangs_is_ended(tools, tmp_path):
     [
         (Job("wrk", "u", "m"), "unknown load client 'wrk'; known: vllm, guidellm, evalscope"),
         (Job("vllm", "u", "m", "image"), "needs image"),
-        (Job("guidellm", "u", "m"), "guidellm needs concurrency or rate"),
-        (Job("guidellm", "u", "m", dataset="x", rate=1.0), "is given no data set"),
-        (Job("evalscope", "u", "m", rate=1.0, requests=0), "cannot be below nothing"),
+        (Job("guidellm", "u", "m", concurrency=1), "guidellm needs weights"),
+        (Job("evalscope", "u", "m", rate=1.0), "evalscope needs weights"),
+        (Job("guidellm", "u", "m", "", "w"), "guidellm needs concurrency or rate"),
+        (Job("guidellm", "u", "m", "", "w", dataset="x", rate=1.0), "is given no data set"),
+        (Job("evalscope", "u", "m", "", "w", rate=1.0, requests=0), "cannot be below nothing"),
     ],
 )
 def test_a_job_that_cannot_be_done_is_refused(job, said):

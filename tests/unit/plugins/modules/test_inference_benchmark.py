@@ -151,12 +151,11 @@ def test_other_clients_stand_beside_ours(run_module, engine, tmp_path, monkeypat
     metrics = dict({name: block(50.0) for name in names}, request_totals={"successful": 2, "errored": 0, "incomplete": 0})
     (tmp_path / "made.json").write_text(json.dumps({"benchmarks": [{"duration": 1.0, "metrics": metrics}]}))
     program = tmp_path / "guidellm"
-    program.write_text('#!/bin/sh\nfor last; do :; done\ncp {0}/made.json "$last"\n'.format(tmp_path))
+    program.write_text('#!/bin/sh\ncp {0}/made.json "$(dirname "$3")/benchmarks.json"\n'.format(tmp_path))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    result = run_module(
-        inference_benchmark, options(engine, clients=[{"tool": "guidellm", "endpoint": "c0", "concurrency": 2, "requests": 2}])
-    )
+    client = {"tool": "guidellm", "endpoint": "c0", "weights": "/srv/m", "concurrency": 2, "requests": 2}
+    result = run_module(inference_benchmark, options(engine, clients=[client]))
     assert result["ok"] and [run["tool"] for run in result["runs"]] == ["ironserve", "guidellm"]
     assert [row["tool"] for row in result["summary"]["levels"]] == ["ironserve", "guidellm"]
     assert result["runs"][1]["figures"]["median_tpot_ms"] == 50.0
