@@ -4,7 +4,7 @@
 
 """Our figures of a real vLLM beside those of ``vllm bench serve``, in turns: the same prompts, the same load, no prompt known to the cache.
 
-    make demo ENGINE=vllm && .venv/bin/python benchmarks/beside_vllm.py [--rounds 5] [--requests 16] [--concurrency 2] [--json FILE]
+    make demo ENGINE=vllm && .venv/bin/python benchmarks/beside_vllm.py [--rounds 7] [--requests 8] [--concurrency 1] [--json FILE]
 
 Measures the first replica of vLLM that runs on this machine, or the one in --container. What is asked where with which key it reads from the
 container; theirs runs in a container of the replica's own image, beside the replica. Nothing of the replica is changed. The exit status is 1
@@ -87,8 +87,11 @@ def place_of(found: dict) -> Place:
 
 
 def docker(*words: str) -> str:
-    """What docker says. Raises Untold with its own words when it fails."""
-    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+    """What docker says. Raises Untold with its own words when it fails, or is not there."""
+    try:
+        done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+    except OSError as exc:
+        raise Untold(f"docker: {exc.strerror}") from None
     if done.returncode:
         raise Untold(f"docker {words[0]}: {done.stderr.strip()}")
     return done.stdout
@@ -251,11 +254,11 @@ def main(words: list[str] | None = None) -> int:
     """Do it; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--container", default="", help="the replica; without it the first of vLLM that runs here")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=16, help="of each side in a round")
-    parser.add_argument("--concurrency", type=int, default=2, help="at a time; the demo's replicas take two")
-    parser.add_argument("--words", type=int, default=100, help="of a prompt")
-    parser.add_argument("--tokens", type=int, default=32, help="of every answer")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--requests", type=int, default=8, help="of each side in a round")
+    parser.add_argument("--concurrency", type=int, default=1, help="at a time; the demo's replicas take two")
+    parser.add_argument("--words", type=int, default=40, help="of a prompt")
+    parser.add_argument("--tokens", type=int, default=24, help="of every answer")
     parser.add_argument("--json", type=Path, help="file for all figures")
     options = parser.parse_args(words)
     work = Work(options.requests, options.concurrency, options.words, options.tokens)

@@ -9,6 +9,7 @@ IRONSERVE_VLLM_CONTAINER names a replica of vLLM that runs already; without it o
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -46,6 +47,10 @@ def place(tmp_path_factory, play):
     if there:
         yield BESIDE.find(there)
         return
+    # What is removed afterwards must not be somebody else's. Without a container engine there is nothing.
+    with contextlib.suppress(BESIDE.Untold):
+        if BESIDE.docker("ps", "--all", "--quiet", "--filter", "label=ironserve.replica"):
+            pytest.fail("replicas are here already; name one of vLLM in IRONSERVE_VLLM_CONTAINER, or remove them")
     folder = tmp_path_factory.mktemp("vllm_client")
     try:
         play("serve.yml", folder, "vllm")
@@ -69,8 +74,8 @@ def test_the_sample_of_conversations_is_asked_at_the_rate_that_was_wanted(place,
         found = _load_tools.run(job, "", str(tmp_path))
         records = [record for record in engine.records() if record["path"] == "/v1/chat/completions"]
     assert (found["completed"], found["failed"], len(records)) == (200, 0, 200)
-    # It makes its arrivals end when they are due; an answer comes after that.
-    assert found["duration_s"] == pytest.approx(10.0, abs=2.0)
+    # The last one is sent when it is due, on a busy machine a little later; without a rate all would be there in a second.
+    assert 9.9 < found["duration_s"] < 30
     assert found["figures"]["total_output_tokens"] == sum(record["completion_tokens"] for record in records)
     assert found["figures"]["total_input_tokens"] == sum(record["prompt_tokens"] for record in records)
     # More are asked than there are, so that some come again; none is left out as too short or too long.

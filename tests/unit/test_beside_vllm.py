@@ -200,3 +200,8 @@ def test_what_cannot_be_told_is_neither_kept_nor_missed(tmp_path, monkeypatch, c
     monkeypatch.setenv("PATH", f"{played_docker.put(tmp_path)}:{os.environ['PATH']}")
     assert beside.main([]) == 2
     assert "cannot be told: no replica of vLLM runs here" in capsys.readouterr().err
+
+
+def test_no_container_engine_is_no_comparison(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert beside.main([]) == 2 and "cannot be told: docker: No such file" in capsys.readouterr().err
