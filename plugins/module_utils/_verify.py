@@ -140,6 +140,7 @@ class Limits:
     request_s: float = 120.0
     total_s: float = 600.0
     slow_window_s: float = SLOW_WINDOW_S
+    progress_s: float = PROGRESS_S
 
 
 @dataclasses.dataclass(frozen=True)
@@ -507,7 +508,7 @@ class Verifier:
         if stop.sign not in (_verdicts.STALLED, _verdicts.SLOW):
             return stop
         before = self.metrics()
-        until = time.monotonic() + min(PROGRESS_S, max(0.0, self._end - time.monotonic()))
+        until = time.monotonic() + min(self._limits.progress_s, max(0.0, self._end - time.monotonic()))
         after = before
         while _engine_metrics.RUNNING in before and time.monotonic() < until:
             time.sleep(0.1)

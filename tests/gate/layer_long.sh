@@ -2,7 +2,7 @@
 # Soaks and repeats: long prompts on real engines, the lab fleet on both engines and the played fleet, from nothing to nothing.
 . "$(dirname "$0")/common.sh"
 export ANSIBLE_CONFIG=$ROOT/ansible.cfg
-"$VENV/bin/python" -m pytest -n 2 -m long tests/unit/faults
+"$VENV/bin/python" -m pytest -n 3 -m long tests/unit/faults
 tests/gate/browser.sh
 "$VENV/bin/python" -m pytest -m long --ignore tests/unit/faults tests/unit tests/long
 # Real engines that turn bad in a fleet that serves.

@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import socket
 import threading
 import time
 
@@ -51,7 +52,6 @@ class Play:
         repeats: earlier requests that began with the same long text.
         before: what was asked over the same connection earlier, latest last.
         sent: events sent so far.
-        text: the answer as far as sent.
         memory: a hook's own.
     """
 
@@ -62,7 +62,6 @@ class Play:
     repeats: int
     before: tuple = ()
     sent: int = 0
-    text: str = ""
     muted: bool = False
     memory: dict = dataclasses.field(default_factory=dict)
 
@@ -150,11 +149,11 @@ class ZooConnection(standin.Connection):
         behaviour = self._server.behaviour
         if data == DONE:
             items = behaviour.done(play)
+        elif self._server.zoo.changes_events:
+            items = behaviour.event(play, json.loads(data))
         else:
-            chunk = json.loads(data)
-            for choice in chunk.get("choices", []):
-                play.text += (choice.get("delta") or {}).get("content") or ""
-            items = behaviour.event(play, chunk)
+            # Most animals leave events alone, and reading and writing each of them again costs.
+            items = [data]
         play.sent += 1
         for item in items:
             if item is HANG:
@@ -187,6 +186,12 @@ class ZooConnection(standin.Connection):
         if self.play is not None and status == 200 and body.startswith(b'{"id"'):
             body = standin.compact(self._server.behaviour.whole(self.play, json.loads(body))).encode("utf-8", "replace")
         super().answer(status, body, content_type, more)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember who it is; nobody gets into an engine that is dead."""
+        super().connection_made(transport)
+        if self._server.zoo.dead:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client went."""
@@ -258,6 +263,7 @@ class Zoo:
     def __init__(self, behaviour: Behaviour | None = None, options: tuple[str, ...] = (), key: str = "") -> None:
         self.behaviour = behaviour or Behaviour()
         self.behaviour.zoo = self
+        self.changes_events = type(self.behaviour).event is not Behaviour.event
         self.asked: list[dict] = []
         self.begun: list[str] = []
         self.drip = 0
@@ -270,7 +276,7 @@ class Zoo:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._ready = threading.Event()
         self._over: asyncio.Event | None = None
-        self._listener: asyncio.AbstractServer | None = None
+        self._listener: socket.socket | None = None
         self.server: ZooServer | None = None
 
     def _run(self) -> None:
@@ -290,8 +296,9 @@ class Zoo:
         plain = built.metrics.render
         built.metrics.render = lambda now: self.behaviour.metrics(plain(now))
         self.server = built
-        self._listener = await self._loop.create_server(lambda: ZooConnection(built), "127.0.0.1", 0, backlog=512)
-        self.url = "http://127.0.0.1:{0}".format(self._listener.sockets[0].getsockname()[1])
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        await self._loop.create_server(lambda: ZooConnection(built), sock=self._listener, backlog=512)
+        self.url = "http://127.0.0.1:{0}".format(self._listener.getsockname()[1])
         self._ready.set()
         await self._over.wait()
         self.die()
@@ -301,7 +308,10 @@ class Zoo:
     def die(self) -> None:
         """End like a crashed process: nothing listens, every connection is cut."""
         self.dead = True
-        self._listener.close()
+        if self._listener.fileno() >= 0:
+            # asyncio's own server, once closed, forgets connections that it had just taken: open for ever, which no dead process leaves.
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
         for connection in list(self.server.connections):
             connection.transport.abort()
 
