@@ -81,6 +81,13 @@ def test_rules_that_differ_are_told():
     assert not any("first token" in line for line in b.notes([b.sample(burst())], 80))
 
 
+@pytest.mark.parametrize(("apart_ms", "told"), [(4.9, False), (5.1, True)])
+def test_rules_differ_from_five_milliseconds_on(apart_ms, told):
+    late = 100 + apart_ms
+    events = [(100, "role", None), (late, "content", None), (late + 20, "content+finish", None), (late + 20, "done", None)]
+    assert any("the first token came later" in line for line in b.notes([b.sample(answer(*events, usage=usage(2)))], 2)) == told
+
+
 @pytest.mark.parametrize("kind", ["reasoning", "content", "tool"])
 def test_every_channel_carries_tokens(kind):
     one = b.sample(burst(kinds=kind))
@@ -247,6 +254,13 @@ def test_goodput_counts_who_keeps_every_limit_and_a_failed_one_keeps_none():
         assert found["good_share"] == pytest.approx(kept / 3) and found["request_goodput"] == pytest.approx(kept / 1.01)
     found = b.figures(runs, NO_SLO)
     assert found["good_share"] is None and found["request_goodput"] is None
+
+
+def test_the_names_are_those_of_vllm_where_it_means_the_same():
+    """Keys of the file that ``vllm bench serve --save-result`` writes; its ITL is a gap between chunks and has that name."""
+    times = {"{0}_{1}_ms".format(share, name) for share in ("mean", "median", "std", "p99") for name in ("ttft", "tpot", "e2el")}
+    counts = {"total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput", "output_throughput"}
+    assert times | counts | {"total_token_throughput", "max_concurrent_requests"} <= set(b.figures(two(), NO_SLO))
 
 
 def test_answers_without_usage_make_no_throughput():

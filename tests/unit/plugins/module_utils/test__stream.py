@@ -339,6 +339,19 @@ def test_a_closed_loop_keeps_its_width_and_forgets_nobody():
     assert [answer.index for answer in outcome.answers[0] if not answer.error] == list(range(40))
 
 
+def test_more_than_a_hundred_run_at_once():
+    """No answer comes before all of them were asked: a client with a limit of its own would wait for ever."""
+    together = threading.Barrier(160, timeout=20)
+
+    def act(client, _body):
+        together.wait()
+        whole(client, _body)
+
+    with Served(act, backlog=256) as served:
+        outcome = Client(QUICK).run([lane(served, [{}] * 160, width=160)])
+    assert [answer.error for answer in outcome.answers[0]] == [""] * 160
+
+
 def test_lanes_have_answers_of_their_own():
     with Served(slow) as one, Served(lambda client, _body: client.sendall(b"HTTP/1.1 500 x\r\nContent-Length: 0\r\n\r\n")) as other:
         outcome = Client(QUICK).run([lane(one, [{}] * 3, 2), lane(other, [{}] * 2, 2)])
@@ -433,6 +446,21 @@ def test_without_the_kernel_a_late_client_is_wrong_and_knows_it():
     off, outcome = errors(False, burden=lambda: time.sleep(0.08))
     assert off[-1] > 10.0 and not outcome.kernel
     assert max(outcome.lags) > 0.05
+
+
+def test_a_client_that_reads_seldom_takes_all_there_is():
+    """Sixty-four KiB a read would fall behind long answers, and tell that of the engine."""
+    size = 8 << 20
+
+    def act(client, _body):
+        filler = event("w" * 65000)
+        client.sendall(HEAD + chunked(filler) * (size // len(filler)) + chunked(event("", "stop")) + chunked(USAGE) + chunked(DONE) + END)
+
+    with Served(act) as served:
+        outcome = Client(QUICK, burden=lambda: time.sleep(0.01)).run([lane(served, [{}])])
+    (answer,) = outcome.answers[0]
+    assert answer.error == "" and len(answer.content) > 0.99 * size
+    assert outcome.reads < size / 65536 / 2, outcome.reads
 
 
 def test_garbage_is_collected_again_afterwards_and_files_are_closed():
