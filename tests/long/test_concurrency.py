@@ -78,7 +78,7 @@ class Site:
 
     def start(self, model: str, settings: dict) -> dict:
         """Plan and start a replica: the plan's replica, what the role said of its memory, and the engine's log."""
-        self.play("concurrency.yml", self.folder, "vllm", llm_model=model, llm_settings=settings, long_models=[MODEL, "smollm2-135m"])
+        self.play("concurrency.yml", self.folder, "vllm", llm_model=model, llm_settings=settings)
         return json.loads((self.folder / "came_to.json").read_text(encoding="utf-8"))
 
 
