@@ -6,13 +6,18 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
+import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from fleet_client import Answer
+import pytest
+from fleet_client import Answer, request
 
+LISTENERS = pathlib.Path(__file__).with_name("listeners.py")
 #: How long the loop goes on after the kill, longer than the gateway needs to notice.
 AFTER_S = 8
 
@@ -49,3 +54,42 @@ def test_a_killed_replica_loses_no_request_that_had_not_begun(
     begun_later = [status for begun, _, status in answers if begun > killed]
     assert len(begun_later) >= 3
     assert [status for status in begun_later if status != 200] == []
+
+
+def test_with_all_replicas_out_the_gateway_says_503_and_nobody_answers_in_their_place(host: Any, ask: Callable[..., Answer]) -> None:
+    names = host.check_output("docker ps --filter name=^/?ironserve- --format '{{.Names}}'").split()
+    described = json.loads(host.check_output("docker inspect " + " ".join(names)))
+    ports = [int(item["HostPort"]) for replica in described for bound in replica["HostConfig"]["PortBindings"].values() for item in bound]
+    assert ports and ask(max_tokens=4).status == 200
+    host.check_output("docker stop " + " ".join(names))
+    try:
+        # What was asked for while the gateway still takes them for alive may end otherwise, but not well.
+        limit = time.monotonic() + 30
+        while (status := ask(max_tokens=4).status) != 503:
+            assert status != 200 and time.monotonic() < limit, status
+        for _ in range(20):
+            answer = ask(max_tokens=4)
+            assert (answer.status, answer.json()["error"]["code"]) == (503, "overloaded")
+            assert int(answer.headers["retry-after"]) > 0
+        told = json.loads(host.check_output(f"python3 {LISTENERS} self"))["self"]
+        assert [listener for listener in told if listener["port"] in ports] == []
+        for port in ports:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), 5)
+    finally:
+        host.check_output("docker start " + " ".join(names))
+    limit = time.monotonic() + 120
+    for port in ports:
+        while not healthy(port):
+            assert time.monotonic() < limit, f"{port} did not come back"
+            time.sleep(0.2)
+    while ask(max_tokens=4).status != 200:
+        assert time.monotonic() < limit, "the gateway did not take them back"
+
+
+def healthy(port: int) -> bool:
+    """Whether a replica answers its health check."""
+    try:
+        return request(port, "GET", "/health").status == 200
+    except OSError:
+        return False

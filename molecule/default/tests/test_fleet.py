@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from fleet_client import CONFIG, GATEWAY_PORT, Answer, request
 
 STATE = "/var/lib/ironserve"
+LISTENERS = pathlib.Path(__file__).with_name("listeners.py")
 
 
 # ---- the replicas
@@ -43,6 +46,27 @@ def test_replicas_listen_on_loopback_only(replicas: list[dict[str, Any]]) -> Non
     for replica in replicas:
         bindings = [binding for ports in (replica["HostConfig"]["PortBindings"] or {}).values() for binding in ports]
         assert bindings and all(binding["HostIp"] == "127.0.0.1" for binding in bindings), replica["Name"]
+
+
+def test_whoever_listens_on_a_replicas_port_is_the_replica(host: Any, replicas: list[dict[str, Any]]) -> None:
+    """On the machine the container engine's proxy, and it leads to the container; there a process of the container's control group."""
+    processes = [str(replica["State"]["Pid"]) for replica in replicas]
+    told = json.loads(host.check_output(f"python3 {LISTENERS} self {' '.join(processes)}"))
+    for replica, process in zip(replicas, processes, strict=True):
+        (port,) = [int(item["HostPort"]) for bound in replica["HostConfig"]["PortBindings"].values() for item in bound]
+        (inside,) = [int(name.partition("/")[0]) for name in replica["HostConfig"]["PortBindings"]]
+        addresses = {network["IPAddress"] for network in replica["NetworkSettings"]["Networks"].values()}
+        doors = [found for listener in told["self"] if listener["port"] == port for found in listener["processes"] or [{"command": ["?"]}]]
+        assert doors, replica["Name"]
+        for door in doors:
+            options = dict(itertools.pairwise(door["command"]))
+            assert door["command"][0].endswith("docker-proxy"), door
+            assert options["-container-ip"] in addresses and options["-container-port"] == str(inside), door
+        engines = [listener for listener in told[process] if listener["port"] == inside]
+        assert engines, replica["Name"]
+        for listener in engines:
+            assert listener["processes"], listener
+            assert all(replica["Id"] in found["cgroup"] for found in listener["processes"]), listener
 
 
 def test_each_replica_has_a_card_of_its_own(replicas: list[dict[str, Any]]) -> None:

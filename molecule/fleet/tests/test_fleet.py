@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import json
 import socket
 from typing import Any
 
 import pytest
 import requests
-from fleet_lab import CARDS, CONFIG, PORTS, STATE, Lab
+from fleet_lab import CARDS, CONFIG, PORTS, ROOT, STATE, Lab
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,28 @@ def test_replicas_are_bound_to_their_nodes_address(lab: Lab, replicas: dict[str,
         bindings = [binding for replica in found for bound in replica["HostConfig"]["PortBindings"].values() for binding in bound]
         assert sorted(int(binding["HostPort"]) for binding in bindings) == PORTS, node
         assert {binding["HostIp"] for binding in bindings} == {lab.address(node)}, node
+
+
+def test_whoever_listens_on_a_replicas_port_is_the_replica(lab: Lab, replicas: dict[str, list[dict[str, Any]]]) -> None:
+    """On the node the container engine's proxy, and it leads to the container; there a process of the container's control group."""
+    program = (ROOT / "molecule/default/tests/listeners.py").read_text(encoding="utf-8")
+    for node, found in replicas.items():
+        processes = [str(replica["State"]["Pid"]) for replica in found]
+        told = json.loads(lab.host(node).check_output("python3 -c %s self " + " ".join(processes), program))
+        doors = {listener["port"]: listener["processes"] for listener in told["self"] if listener["port"] in PORTS}
+        assert sorted(doors) == PORTS, node
+        for replica, process in zip(found, processes, strict=True):
+            (port,) = [int(item["HostPort"]) for bound in replica["HostConfig"]["PortBindings"].values() for item in bound]
+            (inside,) = [int(name.partition("/")[0]) for name in replica["HostConfig"]["PortBindings"]]
+            addresses = {network["IPAddress"] for network in replica["NetworkSettings"]["Networks"].values()}
+            for door in doors[port]:
+                options = dict(itertools.pairwise(door["command"]))
+                assert door["command"][0].endswith("docker-proxy"), door
+                assert options["-container-ip"] in addresses and options["-container-port"] == str(inside), door
+            engines = [listener for listener in told[process] if listener["port"] == inside]
+            assert engines and all(listener["processes"] for listener in engines + [{"processes": doors[port]}]), replica["Name"]
+            for listener in engines:
+                assert all(replica["Id"] in item["cgroup"] for item in listener["processes"]), listener
 
 
 def test_replicas_run_the_image_of_the_digest(lab: Lab, replicas: dict[str, list[dict[str, Any]]]) -> None:
