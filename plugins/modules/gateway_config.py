@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: gateway_config
-short_description: Put a HAProxy configuration into force without losing requests or server states
+short_description: Put the gateway's configuration into force without losing requests or server states
 version_added: "0.1.0"
 description:
   - Validates the configuration with C(haproxy -c) before anything is replaced, keeps the file before as C(<path>.previous), and
@@ -18,6 +18,8 @@ description:
     M(ironserve.llm.gateway_servers) brings such a difference to the running gateway.
   - The running gateway says which file it has loaded, so a run that was killed between writing and reloading is made good by the next one.
   - When the gateway does not come up with the new file, the file before is put back and the old process goes on serving.
+  - With O(software=nginx) all of this holds, save that every difference is a reload, since the file is all the state nginx has, and that
+    C(nginx -t) judges. A reload is over when no worker from before takes requests any more.
 author:
   - ironserve.llm contributors (@ironserve)
 attributes:
@@ -29,26 +31,45 @@ attributes:
     description: Shows the configuration, which holds no secret.
 options:
   config:
-    description: The text of the configuration. It holds V(@CONFIG_ID@) at the end of the C(description) line of its C(global) section.
+    description:
+      - The text of the configuration. It holds V(@CONFIG_ID@) at the end of the C(description) line of its C(global) section.
+      - With O(software=nginx) it holds V(@CONFIG_ID@) in what the server on O(socket) returns.
     type: str
     required: true
   path:
     description: Where the configuration belongs. The file gets mode 0600.
     type: path
     required: true
+  software:
+    description: What the gateway is.
+    type: str
+    choices: [haproxy, nginx]
+    default: haproxy
   haproxy:
     description: The HAProxy binary.
     type: path
     default: /usr/sbin/haproxy
+  nginx:
+    description: The nginx binary.
+    type: path
+    default: /usr/sbin/nginx
+  includes_change:
+    description:
+      - Whether a run would change the files that nginx's configuration includes, which this run, in check mode, cannot see.
+      - Ignored with O(software=haproxy), which learns of them through its socket.
+    type: bool
+    default: false
   socket:
-    description: The gateway's runtime socket.
+    description: The gateway's runtime socket, or the one on which nginx says which file it has loaded.
     type: path
     required: true
   lua_path:
-    description: Where the Lua file belongs that the configuration loads. Its name changes with its content, so that no running gateway sees it change.
+    description:
+      - Where the Lua file, or nginx's JavaScript file, belongs that the configuration loads.
+      - Its name changes with its content, so that no running gateway sees it change.
     type: path
   lua:
-    description: The text of the Lua file. Written before the configuration. Files of the same kind that nothing names any more are removed.
+    description: The text of that file. Written before the configuration. Files of the same kind that nothing names any more are removed.
     type: str
   certificate:
     description:
@@ -105,7 +126,7 @@ config_id:
 validated:
   description:
     - Whether HAProxy found the configuration valid.
-    - False where nothing was to be done, and in check mode where HAProxy is not installed yet.
+    - False where nothing was to be done, and in check mode where HAProxy or nginx is not installed yet.
   returned: success
   type: bool
 affinity_restored:
@@ -119,13 +140,14 @@ restored:
 """
 
 import os
+import re
 import shutil
 import tempfile
 import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy
+from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy, _nginx
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 
@@ -153,10 +175,40 @@ class Config:
         self.options = module.params
         self.path = module.params["path"]
         self.previous = self.path + ".previous"
-        self.text, self.identity = _haproxy.with_identity(module.params["config"])
         self.before = read(self.path)
         self.affinity_restored = 0
         self.door = _haproxy.AdminSocket(module.params["socket"])
+        self.binary = module.params[module.params["software"]]
+        self.text, self.identity = self.identified()
+
+    def identified(self) -> tuple[str, str]:
+        """Return the text with its identity in it, and the identity."""
+        return _haproxy.with_identity(self.options["config"])
+
+    def loaded(self) -> str | None:
+        """Return the identity of the file that the running gateway has loaded, None when it does not run."""
+        info = _haproxy.running(self.options["socket"])
+        return None if info is None else _haproxy.loaded_identity(info)
+
+    def binds(self, text: str) -> list[tuple[str, int]]:
+        """Return the addresses and ports that a file binds."""
+        return _haproxy.binds(text)
+
+    def stale(self) -> bool:
+        """Whether what the running gateway has loaded beside its file is about to change."""
+        return False
+
+    def installed(self) -> bool:
+        """Whether there is something to judge the text with."""
+        return os.access(self.binary, os.X_OK)
+
+    def refused(self, words: str) -> LLMError:
+        """Return the error for a text that the gateway's software finds invalid."""
+        return LLMError(
+            "the new gateway configuration is invalid and was not installed: {0}. {1}".format(
+                words, "The one before stays in force" if self.before is not None else "Nothing was changed"
+            )
+        )
 
     def validate(self) -> None:
         """Let HAProxy judge the text in a directory of its own; maps that do not exist yet are empty ones there."""
@@ -182,12 +234,7 @@ class Config:
                 sink.write(text)
             status, out, err = self.module.run_command([self.options["haproxy"], "-c", "-f", checked])
         if status != 0:
-            raise LLMError(
-                "the new gateway configuration is invalid and was not installed: {0}. {1}".format(
-                    _haproxy.validation_error(err or out, checked, self.path),
-                    "The one before stays in force" if self.before is not None else "Nothing was changed",
-                )
-            )
+            raise self.refused(_haproxy.validation_error(err or out, checked, self.path))
 
     @staticmethod
     def put(path: str, text: str) -> None:
@@ -226,7 +273,7 @@ class Config:
             folder = os.path.dirname(path)
             named = self.text + (self.before or "")
             for name in os.listdir(folder):
-                if name.startswith("requests-") and name.endswith(".lua") and os.path.join(folder, name) not in named:
+                if name.startswith("requests-") and name.endswith((".lua", ".js")) and os.path.join(folder, name) not in named:
                     os.unlink(os.path.join(folder, name))
         except OSError as exc:
             raise LLMError("{0} cannot be written: {1}".format(path, exc.strerror)) from exc
@@ -245,13 +292,13 @@ class Config:
         """Wait until the running gateway says that it has the new file."""
         deadline = time.monotonic() + self.options["wait_s"]
         while True:
-            info = _haproxy.running(self.options["socket"])
-            if info is not None and _haproxy.loaded_identity(info) == self.identity:
+            identity = self.loaded()
+            if identity == self.identity:
                 return
             if time.monotonic() > deadline:
                 raise LLMError(
                     "the gateway {0} after {1:g} s".format(
-                        "still has the file before" if info is not None else "does not answer on " + self.options["socket"],
+                        "still has the file before" if identity is not None else "does not answer on " + self.options["socket"],
                         self.options["wait_s"],
                     )
                 )
@@ -285,14 +332,14 @@ class Config:
         if self.before is None or self.before == self.text:
             raise fault
         self.write(self.before, keep=False)
-        info = _haproxy.running(self.options["socket"])
-        if info is not None and _haproxy.loaded_identity(info) != self.identity:
+        identity = self.loaded()
+        if identity is not None and identity != self.identity:
             raise LLMError(
-                "{0}: HAProxy finds it valid and cannot start with it. Look at the addresses and ports it binds and at the limit of"
+                "{0}: it is valid, and the gateway cannot start with it. Look at the addresses and ports it binds and at the limit of"
                 " open files. The file before was put back and is still in force".format(fault)
             )
         try:
-            self.service("reload" if info is not None else "start")
+            self.service("reload" if identity is not None else "start")
         except LLMError as second:
             raise LLMError(
                 "{0}. The file before was put back, but the gateway does not run with it either: {1}".format(fault, second)
@@ -301,14 +348,14 @@ class Config:
 
     def run(self) -> dict[str, object]:
         """Do it and return the result."""
-        info = _haproxy.running(self.options["socket"])
+        identity = self.loaded()
         differs = self.before != self.text
         private = self.before is not None and os.stat(self.path).st_mode & 0o777 == 0o600
-        if info is None:
+        if identity is None:
             verb, action = "start", "started"
         elif self.options["restart"]:
             verb, action = "restart", "restarted"
-        elif _haproxy.loaded_identity(info) != self.identity:
+        elif identity != self.identity or self.stale():
             verb, action = "reload", "reloaded"
         else:
             verb, action = "", "written" if differs or not private or not self.lua_stands() else "none"
@@ -328,16 +375,16 @@ class Config:
         }
         if action == "none":
             return result
-        if os.access(self.options["haproxy"], os.X_OK):
+        if self.installed():
             self.validate()
             result["validated"] = True
         elif not self.module.check_mode:
-            raise LLMError("{0} is not installed".format(self.options["haproxy"]))
+            raise LLMError("{0} is not installed".format(self.binary))
         if verb != "restart":
             # What the running gateway has bound stays bound over a reload.
-            bound = _haproxy.binds(self.before or "") if info is not None else []
+            bound = self.binds(self.before or "") if identity is not None else []
             held = {port for _address, port in bound}
-            _haproxy.require_bindable([item for item in _haproxy.binds(self.text) if item not in bound], held)
+            _haproxy.require_bindable([item for item in self.binds(self.text) if item not in bound], held)
         if self.module.check_mode:
             return result
         self.write_lua()
@@ -347,11 +394,62 @@ class Config:
             os.chmod(self.path, 0o600)
         if verb:
             try:
-                result["restored"] = self.bring_up(verb, info is not None)
+                result["restored"] = self.bring_up(verb, identity is not None)
             except LLMError as fault:
                 self.undo(fault, verb)
             result["affinity_restored"] = self.affinity_restored
         return result
+
+
+class NginxConfig(Config):
+    """One call of the module where the gateway is nginx."""
+
+    def identified(self) -> tuple[str, str]:
+        """Return the text with its identity and the states of its servers in it, and the identity."""
+        text = self.options["config"]
+        return _nginx.with_identity(text, self.options["backend"], _nginx.read_all(_nginx.included(text)))
+
+    def loaded(self) -> str | None:
+        """Return the identity of the file that the running gateway has loaded, None when it does not run."""
+        found = _nginx.loaded(self.options["socket"])
+        return None if found is None else found[0]
+
+    def binds(self, text: str) -> list[tuple[str, int]]:
+        """Return the addresses and ports that a file binds."""
+        return _nginx.binds(text)
+
+    def stale(self) -> bool:
+        """Whether the keys are about to change, which nginx has loaded with its file."""
+        return self.module.check_mode and self.options["includes_change"]
+
+    def installed(self) -> bool:
+        """Whether nginx and the modules that the text loads are there."""
+        return super().installed() and all(os.path.exists(path) for path in re.findall(r"(?m)^load_module (\S+);$", self.text))
+
+    def validate(self) -> None:
+        """Let nginx judge the text in a directory of its own; maps that do not exist yet are empty ones there."""
+        with tempfile.TemporaryDirectory(prefix="gw-") as room:
+            replaced = {}
+            for number, path in enumerate(_nginx.included(self.text)):
+                if not os.path.exists(path):
+                    replaced[path] = os.path.join(room, "{0}.map".format(number))
+                    self.put(replaced[path], "")
+            if self.options["lua"] is not None:
+                replaced[self.options["lua_path"]] = os.path.join(room, "requests.js")
+                self.put(replaced[self.options["lua_path"]], self.options["lua"])
+            checked = os.path.join(room, _nginx.FILE)
+            self.put(checked, _nginx.in_room(self.text, room, replaced))
+            os.mkdir(os.path.join(room, os.path.basename(_nginx.temp_dir(self.text))))
+            status, out, err = self.module.run_command([self.binary, "-t", "-q", "-c", checked])
+        if status != 0:
+            raise self.refused(_nginx.validation_error(err or out, checked, self.path))
+
+    def bring_up(self, verb: str, was_running: bool) -> dict[str, str]:
+        """Start, reload or restart; the states of the servers are those of the file."""
+        old = _nginx.family(_nginx.setting(self.text, "pid"), self.path)[1:] if was_running else []
+        self.service(verb)
+        _nginx.wait_for(self.options["socket"], self.identity, old, self.options["wait_s"])
+        return {}
 
 
 def main() -> None:
@@ -360,7 +458,10 @@ def main() -> None:
         argument_spec={
             "config": {"type": "str", "required": True},
             "path": {"type": "path", "required": True},
+            "software": {"type": "str", "choices": ["haproxy", "nginx"], "default": "haproxy"},
             "haproxy": {"type": "path", "default": "/usr/sbin/haproxy"},
+            "nginx": {"type": "path", "default": "/usr/sbin/nginx"},
+            "includes_change": {"type": "bool", "default": False},
             "socket": {"type": "path", "required": True},
             "lua_path": {"type": "path"},
             "lua": {"type": "str"},
@@ -376,7 +477,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     try:
-        module.exit_json(**Config(module).run())
+        module.exit_json(**(NginxConfig if module.params["software"] == "nginx" else Config)(module).run())
     except LLMError as exc:
         module.fail_json(msg=str(exc))
 

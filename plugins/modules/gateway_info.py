@@ -10,7 +10,7 @@ module: gateway_info
 short_description: Look at the gateway of a host and at what it can have there
 version_added: "0.1.0"
 description:
-  - Returns what the role C(gateway) needs before it renders anything, in one call. It tells whether and which HAProxy is installed,
+  - Returns what the role C(gateway) needs before it renders anything, in one call. It tells whether and which HAProxy or nginx is installed,
     whether the gateway runs, which servers its present file has, and how many connections fit under the limit of open files.
   - Works where nothing is installed yet.
 author:
@@ -23,12 +23,27 @@ attributes:
     support: none
     description: Reads only.
 options:
+  software:
+    description: What the gateway is to be, which has to be what it is. Empty for what its file says.
+    type: str
+    choices: ["", haproxy, nginx]
+    default: ""
   haproxy:
     description: The HAProxy binary.
     type: path
     default: /usr/sbin/haproxy
+  nginx:
+    description: The nginx binary.
+    type: path
+    default: /usr/sbin/nginx
+  nginx_js_module:
+    description: The module that gives nginx JavaScript. Without it nginx counts as not installed.
+    type: path
+    default: /usr/lib/nginx/modules/ngx_http_js_module.so
   config:
-    description: The gateway's configuration file. It need not exist.
+    description:
+      - The gateway's configuration file. It need not exist. One of the name C(nginx.conf) is nginx's, any other HAProxy's.
+      - Where only the file of the other one, C(nginx.conf) or C(haproxy.cfg), is in that directory, that one is meant.
     type: path
     required: true
   socket:
@@ -73,12 +88,16 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+software:
+  description: What was looked at, V(haproxy) or V(nginx).
+  returned: always
+  type: str
 installed:
   description: Whether the binary is there.
   returned: always
   type: bool
 version:
-  description: The version of HAProxy. Empty when it is not installed.
+  description: The version of HAProxy or nginx. Empty when it is not installed.
   returned: always
   type: str
   sample: 2.6.12
@@ -105,16 +124,22 @@ servers:
   type: list
   elements: dict
 states:
-  description: The administrative state of each server of the running gateway, V(ready), V(drain) or V(maint). Empty when it does not run.
+  description:
+    - The administrative state of each server of the running gateway, V(ready), V(drain) or V(maint). Empty when it does not run.
+    - Nginx has V(ready) and V(maint) only.
   returned: always
   type: dict
 down:
-  description: Servers of the running gateway that fail its health check. One that is drained or in maintenance is not checked.
+  description:
+    - Servers of the running gateway that fail its health check. One that is drained or in maintenance is not checked.
+    - Empty for nginx, which checks nothing by itself.
   returned: always
   type: list
   elements: str
 queued:
-  description: How many requests wait for a free place, for each backend of the running gateway. Empty when it does not run.
+  description:
+    - How many requests wait for a free place, for each backend of the running gateway. Empty when it does not run.
+    - Empty for nginx, where none waits.
   returned: always
   type: dict
   sample: {"ironserve_replicas": 3}
@@ -147,7 +172,7 @@ import sys
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy
+from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy, _nginx
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, UnknownOutput
 
 
@@ -195,9 +220,56 @@ def nofile(manager: str, pids: list[int]) -> int:
     return min(_haproxy.nofile_hard(text) for text in limits if text)
 
 
+def look_at_nginx(module: AnsibleModule, config: str) -> dict[str, object]:
+    """Collect the facts where the gateway is nginx."""
+    options = module.params
+    version = ""
+    installed = os.access(options["nginx"], os.X_OK) and os.path.exists(options["nginx_js_module"])
+    if installed:
+        _status, out, err = module.run_command([options["nginx"], "-v"], check_rc=True)
+        match = re.search(r"nginx/(\d+\.\d+[^\s]*)", out + err)
+        if match is None:
+            raise UnknownOutput('{0} -v says nothing about its version, but: "{1}"'.format(options["nginx"], (out + err)[:80]))
+        version = match.group(1)
+    present = _nginx.config_servers(read(config), options["backend"])
+    kept = _haproxy.kept_servers(present, options["hosts"], options["absent_hosts"])
+    manager = service_manager()
+    pids = _nginx.family(options["pid_file"], config)
+    servers = len(kept) + options["new_servers"]
+    maxconn = _haproxy.maxconn_for(nofile(manager, pids), servers, options["maxconn_ceiling"])
+    found = _nginx.loaded(options["socket"])
+    return {
+        "software": "nginx",
+        "installed": installed,
+        "version": version,
+        "prometheus": False,
+        "lua": False,
+        "running": found is not None,
+        "states": found[1] if found is not None else {},
+        "down": [],
+        "queued": {},
+        "pids": pids,
+        "servers": [server.as_dict() for server in present],
+        "kept": [server.as_dict() for server in kept],
+        "nofile": _haproxy.needed_nofile(maxconn, servers),
+        "maxconn": maxconn,
+        "service_manager": manager,
+        "python": sys.executable,
+    }
+
+
 def look(module: AnsibleModule) -> dict[str, object]:
     """Collect the facts."""
     options = module.params
+    config = _nginx.present(options["config"])
+    found = "nginx" if _nginx.is_ours(config) else "haproxy"
+    if options["software"] not in ("", found):
+        raise LLMError(
+            "the gateway of this host is {0}, by {1}, and {2} is wanted. Take it away first: run the role gateway with gateway_state absent"
+            " and gateway_software {0}".format(found, config, options["software"])
+        )
+    if found == "nginx":
+        return look_at_nginx(module, config)
     version, prometheus, lua = "", True, True
     installed = os.access(options["haproxy"], os.X_OK)
     if installed:
@@ -218,6 +290,7 @@ def look(module: AnsibleModule) -> dict[str, object]:
     door = _haproxy.AdminSocket(options["socket"])
     live = door.servers(options["backend"]) if running else {}
     return {
+        "software": "haproxy",
         "installed": installed,
         "version": version,
         "prometheus": prometheus,
@@ -240,7 +313,10 @@ def main() -> None:
     """Answer the module call."""
     module = AnsibleModule(
         argument_spec={
+            "software": {"type": "str", "choices": ["", "haproxy", "nginx"], "default": ""},
             "haproxy": {"type": "path", "default": "/usr/sbin/haproxy"},
+            "nginx": {"type": "path", "default": "/usr/sbin/nginx"},
+            "nginx_js_module": {"type": "path", "default": "/usr/lib/nginx/modules/ngx_http_js_module.so"},
             "config": {"type": "path", "required": True},
             "socket": {"type": "path", "required": True},
             "pid_file": {"type": "path", "required": True},

@@ -13,6 +13,7 @@ description:
   - Writes the map of client keys, which holds their sha256 hashes and names, and the map with the engine key. Both files have mode 0600.
   - A running gateway learns the difference through its socket, new keys first. Nothing is reloaded or restarted, no request is lost.
   - The engine key is read on the host and is never sent to the controller.
+  - With O(software=nginx) only the files are written. M(ironserve.llm.gateway_config) then reloads nginx, which has them in memory.
 author:
   - ironserve.llm contributors (@ironserve)
 attributes:
@@ -78,6 +79,11 @@ options:
     description: The map with the engine key.
     type: path
     required: true
+  software:
+    description: What the gateway is, which decides the form of the files. Nginx keeps no limits for single keys.
+    type: str
+    choices: [haproxy, nginx]
+    default: haproxy
   models:
     description:
       - All names of all models behind the gateway, with the main name of each.
@@ -146,7 +152,7 @@ import secrets
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy
+from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy, _nginx
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 #: The one entry of the map with the engine key.
@@ -179,6 +185,7 @@ class Keys:
         self.options = options
         self.check = check
         self.changed = False
+        self.nginx = options["software"] == "nginx"
 
     def wanted_clients(self) -> dict[str, str]:
         """Return hash to entry; makes the host's own key, which acceptance asks with, when it is missing."""
@@ -214,12 +221,23 @@ class Keys:
     def file(self, path: str, entries: dict[str, str]) -> dict[str, str]:
         """Bring a map file up to date; return what it held before."""
         before = read(path)
-        text = _haproxy.map_text(entries)
+        text = self.text(path, entries)
         if before != text or not _haproxy.mode_is_private(path):
             self.changed = True
             if not self.check:
                 _haproxy.write_private(path, text)
-        return _haproxy.parse_map_file(before or "")
+        if not self.nginx:
+            return _haproxy.parse_map_file(before or "")
+        if path == self.options["keys_map"]:
+            return _nginx.parse_keys(before or "")
+        # The key itself is nobody's business: only whether it is the same.
+        return entries if before == text else {ENGINE: "another"} if before else {}
+
+    def text(self, path: str, entries: dict[str, str]) -> str:
+        """Return the text of a map file in the form of the gateway's software."""
+        if not self.nginx:
+            return _haproxy.map_text(entries)
+        return _nginx.keys_text(entries) if path == self.options["keys_map"] else _nginx.engine_text(entries.get(ENGINE, ""))
 
     def tell(self, door: _haproxy.AdminSocket, path: str, entries: dict[str, str]) -> None:
         """Bring a map in the memory of a running gateway up to date: what is new first, so that there is no gap."""
@@ -247,7 +265,7 @@ class Keys:
         clients, engine = self.wanted_clients(), self.wanted_engine()
         old_clients = self.file(self.options["keys_map"], clients)
         old_engine = self.file(self.options["engine_map"], engine)
-        live = _haproxy.running(self.options["socket"]) is not None
+        live = not self.nginx and _haproxy.running(self.options["socket"]) is not None
         if live:
             door = _haproxy.AdminSocket(self.options["socket"])
             self.tell(door, self.options["keys_map"], clients)
@@ -297,6 +315,7 @@ def main() -> None:
             "engine_key_file": {"type": "str", "default": "", "no_log": False},
             "keys_map": {"type": "path", "required": True, "no_log": False},
             "engine_map": {"type": "path", "required": True},
+            "software": {"type": "str", "choices": ["haproxy", "nginx"], "default": "haproxy"},
             "models": {"type": "dict", "default": {}},
             "socket": {"type": "path", "required": True},
         },

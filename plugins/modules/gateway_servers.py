@@ -14,6 +14,8 @@ description:
   - A drain is maintenance at once, in which open requests go on, and then waits for these at most O(wait_s) seconds and reports how
     many are still open. It never waits longer. HAProxy's own drain state is not used, because a server in it goes on getting the
     requests whose prefix it has in its cache.
+  - Where the gateway is nginx, which has no such socket, the file is changed and nginx reloaded, which cuts no open request either. It is
+    over when no worker from before takes requests any more. Open requests are counted by the connections of all its workers.
 author:
   - ironserve.llm contributors (@ironserve)
 attributes:
@@ -38,7 +40,7 @@ options:
     description:
       - The gateway's configuration file. What leaves rotation is marked C(disabled) there first, and what comes back is unmarked
         after it is in, so that a gateway that restarts meanwhile lets nothing in that is out.
-      - Ignored when it does not exist.
+      - Ignored when it does not exist, unless a C(nginx.conf) is beside it. Then the gateway is nginx, and that is its file.
     type: path
     default: /etc/ironserve/gateway/haproxy.cfg
   backend:
@@ -112,7 +114,9 @@ servers:
       description: How many requests the server was still working on at the end.
       type: int
     operational:
-      description: What the health checks say, V(stopped), V(starting), V(running) or V(stopping).
+      description:
+        - What the health checks say, V(stopped), V(starting), V(running) or V(stopping).
+        - Nginx has none. There it is V(running) for what is V(ready) and V(stopped) for what is not.
       type: str
 open_sessions:
   description: The sum of the open requests of all drained servers. More than 0 means that O(wait_s) was not enough.
@@ -130,8 +134,8 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy
-from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy, _nginx
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
 
 #: Where each wish ends.
 RESTS_IN = {_haproxy.READY: _haproxy.READY, _haproxy.DRAIN: _haproxy.MAINT, _haproxy.MAINT: _haproxy.MAINT}
@@ -157,45 +161,99 @@ def mark(path: str, names: dict[str, bool]) -> None:
         raise LLMError("{0} cannot be written: {1}".format(path, exc.strerror)) from exc
 
 
+class Haproxy:
+    """A running HAProxy, for this module."""
+
+    def __init__(self, options: dict[str, object]) -> None:
+        self.door = _haproxy.AdminSocket(options["socket"])
+        self.backend = options["backend"]
+        self.master = options["master_socket"] or ""
+        self.config = options["config"]
+
+    def runs(self) -> bool:
+        """Whether it runs."""
+        return _haproxy.running(self.door.path) is not None
+
+    def servers(self) -> dict[str, tuple[str, str]]:
+        """Return the administrative and the operational state of each server."""
+        return {name: (server.admin, server.op) for name, server in self.door.servers(self.backend).items()}
+
+    def sessions(self) -> dict[str, int]:
+        """Return the open requests of each server."""
+        return self.door.sessions(self.backend, self.master)
+
+    def bring(self, states: dict[str, str]) -> None:
+        """Bring servers to ``ready`` or ``maint``."""
+        live = self.door.servers(self.backend)
+        mark(self.config, {name: True for name, state in states.items() if state != _haproxy.READY})
+        for name, state in states.items():
+            # Not "drain": a drained server goes on getting the requests whose prefix it knows, and would never be empty. Streams
+            # that are open go on in maintenance, and what was queued for it goes elsewhere.
+            self.door.set_state(live[name].backend, name, state)
+        mark(self.config, {name: False for name, state in states.items() if state == _haproxy.READY})
+
+
+class Nginx:
+    """A running nginx, for this module."""
+
+    def __init__(self, options: dict[str, object]) -> None:
+        self.gateway = _nginx.Gateway(_nginx.present(options["config"]), options["socket"], options["backend"])
+
+    def runs(self) -> bool:
+        """Whether it runs."""
+        return self.gateway.states() is not None
+
+    def servers(self) -> dict[str, tuple[str, str]]:
+        """Return the state of each server; nginx checks none by itself, so nothing more is known of them."""
+        states = self.gateway.states()
+        if states is None:
+            raise LLMError("nginx does not answer on {0}. Is the gateway running?".format(self.gateway.socket))
+        return {name: (state, "running" if state == _haproxy.READY else "stopped") for name, state in states.items()}
+
+    def sessions(self) -> dict[str, int]:
+        """Return the open requests of each server."""
+        return self.gateway.sessions()
+
+    def bring(self, states: dict[str, str]) -> None:
+        """Bring servers to ``ready`` or ``maint``."""
+        self.gateway.set_states(states)
+
+
 def run(options: dict[str, object], check: bool) -> dict[str, object]:
     """Bring the servers to their states and return the module's result."""
     backend = options["backend"]
     lenient = options["missing"] == "ignore"
-    if lenient and _haproxy.running(options["socket"]) is None:
+    gateway = (Nginx if _nginx.is_ours(_nginx.present(options["config"])) else Haproxy)(options)
+    if lenient and not gateway.runs():
         return {"changed": False, "servers": [], "open_sessions": 0, "waited_s": 0.0}
-    door = _haproxy.AdminSocket(options["socket"])
     wanted = {}
     for item in options["servers"]:
         if wanted.get(item["name"], item["state"]) != item["state"]:
             raise LLMError('server "{0}" is asked to be both {1} and {2}'.format(item["name"], wanted[item["name"]], item["state"]))
         wanted[item["name"]] = item["state"]
-    before = door.servers(backend)
+    before = gateway.servers()
     if lenient:
         wanted = {name: state for name, state in wanted.items() if name in before}
     for name in wanted:
-        _haproxy.require_server(name, before, backend)
-    differing = [name for name, state in wanted.items() if before[name].admin != RESTS_IN[state]]
+        if name not in before:
+            raise LLMError('the gateway has no server "{0}" in "{1}": {2}'.format(name, backend, nearest(name, sorted(before))))
+    differing = [name for name, state in wanted.items() if before[name][0] != RESTS_IN[state]]
 
     waited = 0.0
     if not check and differing:
-        mark(options["config"], {name: True for name in differing if wanted[name] != _haproxy.READY})
-        for name in differing:
-            # Not "drain": a drained server goes on getting the requests whose prefix it knows, and would never be empty. Streams
-            # that are open go on in maintenance, and what was queued for it goes elsewhere.
-            door.set_state(before[name].backend, name, RESTS_IN[wanted[name]])
-        mark(options["config"], {name: False for name in differing if wanted[name] == _haproxy.READY})
+        gateway.bring({name: RESTS_IN[wanted[name]] for name in differing})
         draining = [name for name in differing if wanted[name] == _haproxy.DRAIN]
         if draining:
-            waited = wait_until_empty(door, options, draining)
-    sessions = door.sessions(backend, options["master_socket"] or "")
-    after = door.servers(backend)
+            waited = wait_until_empty(gateway, options["wait_s"], draining)
+    sessions = gateway.sessions()
+    after = gateway.servers()
     servers = [
         {
             "name": name,
-            "before": before[name].admin,
-            "after": RESTS_IN[state] if check else after[name].admin,
+            "before": before[name][0],
+            "after": RESTS_IN[state] if check else after[name][0],
             "open_sessions": sessions.get(name, 0),
-            "operational": after[name].op,
+            "operational": after[name][1],
         }
         for name, state in wanted.items()
     ]
@@ -213,16 +271,16 @@ def run(options: dict[str, object], check: bool) -> dict[str, object]:
     }
 
 
-def wait_until_empty(door: _haproxy.AdminSocket, options: dict[str, object], names: list[str]) -> float:
+def wait_until_empty(gateway: Haproxy | Nginx, wait_s: float, names: list[str]) -> float:
     """Wait until the servers have no open request or the time is over; return the seconds waited."""
     start = time.monotonic()
     pause = 0.05
     while True:
-        sessions = door.sessions(options["backend"], options["master_socket"] or "")
+        sessions = gateway.sessions()
         waited = time.monotonic() - start
-        if not any(sessions.get(name, 0) for name in names) or waited >= options["wait_s"]:
+        if not any(sessions.get(name, 0) for name in names) or waited >= wait_s:
             return waited
-        time.sleep(min(pause, options["wait_s"] - waited))
+        time.sleep(min(pause, wait_s - waited))
         pause = min(1.0, pause * 1.5)
 
 

@@ -108,6 +108,14 @@ def test_the_image_is_that_of_the_platform_and_one_without_digest_is_called_so(i
         ({"gateway_client_keys": [{"key": "sk-2nameless-but-long-enough"}]}, "name found in gateway_client_keys"),
         ({"gateway_client_keys": "sk-2text-instead-of-a-list"}, "gateway_client_keys"),
         ({"gateway_port": "abc"}, "gateway_port"),
+        (
+            {
+                "gateway_software": "nginx",
+                "gateway_balance": "prefix_hash",
+                "gateway_client_keys": [{"name": "me", "key": "sk-2" * 6, "concurrent": 2}],
+            },
+            r"gateway_software is nginx, which cannot do gateway_balance \(.*; concurrent of the client key me \(",
+        ),
         ({"gateway_hash_bound_percent": 100}, "gateway_hash_bound_percent is 100; it has to be more than 100"),
         ({"gateway_tls_certificate": "/c.pem", "gateway_tls_port": 8000}, "have to be different ports, not 8000, 8404, 8000"),
     ],
