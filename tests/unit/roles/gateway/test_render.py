@@ -50,6 +50,11 @@ def test_the_oldest_haproxy_is_that_of_the_balancing(balance: str, oldest: str) 
     assert evaluator(PAIR, gateway_balance=balance)("{{ __gateway_oldest_haproxy }}") == oldest
 
 
+def test_addresses_of_ipv6_are_in_brackets() -> None:
+    text = render("haproxy.cfg.j2", [server("n-c0", address="fd00::1")], gateway_bind_address="::")
+    assert "    bind [::]:8000\n" in text and "    server n-c0 [fd00::1]:8101 maxconn 4\n" in text
+
+
 # nginx
 
 
