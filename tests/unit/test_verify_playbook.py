@@ -74,6 +74,8 @@ acceptance:
     - {check: card_use, reason: nobody samples these cards, measured: they are files}
 """ % ("0" * 64)
 
+OTHER = MODEL.replace("name: tiny", "name: other").replace("[scripted]", "[another]").replace("Japan", "Greece").replace("Tokyo", "Athens")
+
 
 class Site:
     """A host with two cards, an engine for each, and a gateway."""
@@ -85,6 +87,7 @@ class Site:
             "inventory/catalog/platforms/acme.yml": PLATFORM,
             "inventory/catalog/probes/acme.py": PROBE,
             "inventory/catalog/models/tiny.yml": MODEL,
+            "inventory/catalog/models/other.yml": OTHER,
             "inventory/catalog/engines/vllm.yml": ENGINE,
             "host/opt/acme/acme-smi": "#!/bin/sh\necho 0,0000:01:00.0\necho 1,0000:02:00.0\n",
             "host/dev/acmectl": "",
@@ -128,8 +131,10 @@ class Site:
                 break
         return found
 
-    def play(self, playbook: str, port: int, gateway: str, *more_hosts: str, **variables: object) -> tuple[int, str, dict]:
-        """Run a playbook; returns the same."""
+    def play(
+        self, playbook: str, port: int, gateway: str, *more_hosts: str, own: dict[str, dict] | None = None, **variables: object
+    ) -> tuple[int, str, dict]:
+        """Run a playbook; returns the same. ``own`` has variables of single hosts, which are names of this machine."""
         here = {"ansible_connection": "local", "accelerator_root": str(self.path / "host")}
         inventory = {
             "all": {
@@ -149,7 +154,13 @@ class Site:
                     **variables,
                 },
                 "children": {
-                    "llm_nodes": {"hosts": {"node1": here, **{name: {} for name in more_hosts}}},
+                    "llm_nodes": {
+                        "hosts": {
+                            "node1": here,
+                            **{name: {} for name in more_hosts},
+                            **{name: {**here, **more} for name, more in (own or {}).items()},
+                        }
+                    },
                     "llm_gateway": {"hosts": {"gw": {"ansible_connection": "local"}}},
                 },
             }
@@ -231,6 +242,24 @@ def test_the_exit_status_says_it_all(site: Site, second: str, status: int, verdi
     after = {path: path.stat().st_mtime_ns for path in site.path.rglob("*") if "out" not in path.parts and "tmp" not in path.parts}
     assert {path.name for path in after if before.get(path) != after[path]} <= {"inventory", "hosts.yml", site.path.name}
     assert "changed=0" in printed and "changed=1" not in printed
+
+
+def test_two_names_of_one_machine_are_two_models_and_both_are_asked_through_the_gateway(site: Site) -> None:
+    one, two = neighbours("healthy", "healthy")
+    names = {"node1": {"replica_card_groups": [[0]]}, "node2": {"replica_card_groups": [[1]], "llm_model": "other"}}
+    with one, two, Engine("healthy", key="sk-client") as gateway:
+        two.model, gateway.model = "another", "scripted another"
+        code, printed, report = site.verify(one.server_address[1], gateway.url, own=names)
+    assert code == 0, printed
+    verdicts = dict.fromkeys(("gateway scripted", "gateway another", "node1-c0", "node2-c1"), "ok")
+    assert {row["name"]: row["verdict"] for row in report["results"]} == verdicts
+    assert {row["host"]: row["model"] for row in report["fleet"]} == {"node1": "tiny", "node2": "other"}
+    # Each by its own name, with its own questions, at the gateway and on its own port.
+    for engines, model, country in (((one, gateway), "scripted", "Japan"), ((two, gateway), "another", "Greece")):
+        for engine in engines:
+            asked = [body["messages"][-1]["content"] for body in engine.asked if body["model"] == model]
+            assert f"What is the capital of {country}?" in asked
+    assert {body["model"] for body in one.asked} == {"scripted"} and {body["model"] for body in two.asked} == {"another"}
 
 
 def test_what_is_away_or_silent_could_not_be_told(site: Site) -> None:

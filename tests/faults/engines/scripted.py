@@ -139,14 +139,14 @@ class Handler(BaseHTTPRequestHandler):
         return True
 
     def do_GET(self) -> None:
-        """Health and the list of models."""
+        """Health and the list of models; several names stand with blanks between them."""
         if self.path == "/health":
             status = 503 if self.engine.behaviour == "loading" or not self.engine.started() else 200
             self._json(status, {})
         elif self.path == "/v1/models":
             if self._authorised():
                 name = "another-model" if self.engine.behaviour == "other_model" else self.engine.model
-                self._json(200, {"object": "list", "data": [{"id": name, "object": "model"}]})
+                self._json(200, {"object": "list", "data": [{"id": item, "object": "model"} for item in name.split()]})
         else:
             self._json(404, {"detail": "Not Found"})
 
