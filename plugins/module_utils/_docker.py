@@ -164,12 +164,6 @@ def ensure_network(client: Any, name: str) -> bool:
     return True
 
 
-def subnets(client: Any, name: str) -> list[str]:
-    """The addresses of a network, as ``172.18.0.0/16``; none when there is no such network or the host's own."""
-    found = [item for item in client.networks(names=[name]) if item["Name"] == name]
-    return [config["Subnet"] for item in found for config in item["IPAM"].get("Config") or [] if config.get("Subnet")]
-
-
 def remove_network(client: Any, name: str) -> bool:
     """Remove the replicas' network if this collection made it and nothing is on it. Returns whether it was removed."""
     for item in client.networks(names=[name], filters={"label": "ironserve.network=" + name}):
