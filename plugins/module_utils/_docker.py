@@ -164,6 +164,21 @@ def ensure_network(client: Any, name: str) -> bool:
     return True
 
 
+def subnets(client: Any, name: str) -> list[str]:
+    """The addresses of a network, as ``172.18.0.0/16``; none when there is no such network or the host's own."""
+    found = [item for item in client.networks(names=[name]) if item["Name"] == name]
+    return [config["Subnet"] for item in found for config in item["IPAM"].get("Config") or [] if config.get("Subnet")]
+
+
+def published(client: Any) -> list[tuple[str, int]]:
+    """Address and port on the host of every port of this collection's replicas, running or not; no address is all of them."""
+    found = set()
+    for item in replicas(client):
+        for bindings in ((inspect(client, item["name"]) or {}).get("HostConfig", {}).get("PortBindings") or {}).values():
+            found |= {(binding.get("HostIp") or "0.0.0.0", int(binding["HostPort"])) for binding in bindings or []}
+    return sorted(found)
+
+
 def remove_network(client: Any, name: str) -> bool:
     """Remove the replicas' network if this collection made it and nothing is on it. Returns whether it was removed."""
     for item in client.networks(names=[name], filters={"label": "ironserve.network=" + name}):

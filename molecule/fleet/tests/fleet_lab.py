@@ -74,15 +74,20 @@ class Lab:
         rows = csv.DictReader(text.splitlines())
         return {row["svname"]: row for row in rows if row["pxname"] == "ironserve_replicas" and row["svname"] != "BACKEND"}
 
+    def engine(self, asker: str, node: str, path: str, key: str = "") -> list[str]:
+        """What each replica of a node answers to ``path`` when a member asks its port: HTTP statuses, "silence", or how curl failed."""
+        header = f"-H 'Authorization: Bearer {key}'" if key else ""
+        one = f"curl -s -o /dev/null --connect-timeout 2 --max-time 10 -w '%{{http_code}}' {header} http://{self.address(node)}:$port{path}"
+        told = self.host(asker).check_output(
+            f"for port in {' '.join(map(str, PORTS))}; do (status=$({one}); echo $port $status $?) & done; wait"
+        )
+        found = {int(port): (status, rc) for port, status, rc in map(str.split, told.splitlines())}
+        failures = {"7": "refused", "28": "silence"}
+        return [status if rc == "0" else failures.get(rc, f"curl {rc}") for status, rc in (found[port] for port in PORTS)]
+
     def healthy(self, node: str) -> int:
-        """How many replicas of a node answer their health check."""
-        found = 0
-        for port in PORTS:
-            try:
-                found += requests.get(f"http://{self.address(node)}:{port}/health", timeout=2).status_code == 200
-            except requests.RequestException:
-                pass
-        return found
+        """How many replicas of a node answer their health check, asked by the gateway, for nobody else is answered."""
+        return self.engine(self.gateway, node, "/health").count("200")
 
     def container(self, node: str, action: str) -> None:
         """Do something to a node as to a machine: stop (an orderly shutdown), start."""

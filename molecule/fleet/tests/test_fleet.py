@@ -110,19 +110,48 @@ def test_replicas_restart_with_their_node(replicas: dict[str, list[dict[str, Any
 
 def test_replicas_refuse_whoever_has_no_key(lab: Lab) -> None:
     for node in lab.nodes:
-        for port in PORTS:
-            for headers in ({}, {"Authorization": f"Bearer {lab.client_key()}"}):
-                answer = requests.get(f"http://{lab.address(node)}:{port}/v1/models", headers=headers, timeout=10)
-                assert answer.status_code == 401, f"{node}:{port}"
+        for key in ("", lab.client_key()):
+            assert lab.engine(lab.gateway, node, "/v1/models", key) == ["401"] * CARDS, node
 
 
 def test_one_engine_key_opens_all_replicas(lab: Lab) -> None:
     key = lab.host(lab.gateway).file(f"{CONFIG}/keys/engine.key").content_string.strip()
     assert len(key) >= 16
     for node in lab.nodes:
-        for port in PORTS:
-            answer = requests.get(f"http://{lab.address(node)}:{port}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=10)
-            assert answer.status_code == 200, f"{node}:{port}"
+        assert lab.engine(lab.gateway, node, "/v1/models", key) == ["200"] * CARDS, node
+
+
+# ---- the firewall
+
+
+def test_nobody_but_the_gateway_and_the_node_itself_reaches_its_replicas(lab: Lab) -> None:
+    for node, other in zip(lab.nodes, lab.nodes[1:] + lab.nodes[:1], strict=True):
+        assert lab.engine(lab.gateway, node, "/health") == ["200"] * CARDS, node
+        assert lab.engine(node, node, "/health") == ["200"] * CARDS, node
+        assert lab.engine(other, node, "/health") == ["silence"] * CARDS, f"from {other} to {node}"
+        # Nor does this machine, which is the nodes' way out.
+        with pytest.raises(TimeoutError):
+            socket.create_connection((lab.address(node), PORTS[0]), timeout=2)
+
+
+def test_the_other_ports_of_a_node_are_nobodys_business(lab: Lab) -> None:
+    for node in lab.nodes:
+        socket.create_connection((lab.address(node), 22), timeout=5).close()
+
+
+def test_the_way_into_the_containers_network_is_shut(lab: Lab) -> None:
+    """A route by way of the node leads past its ports, so past all that is said of ports."""
+    node, other = lab.nodes[:2]
+    inside = json.loads(lab.host(node).check_output("docker network inspect ironserve"))[0]
+    container = next(iter(inside["Containers"].values()))["IPv4Address"].partition("/")[0]
+    route = f"{container}/32 via {lab.address(node)}"
+    ask = f"curl -s -o /dev/null --connect-timeout 2 --max-time 5 http://{container}:8000/health"
+    assert lab.host(node).run(ask).rc == 0, "the container's port is another one"
+    lab.host(other).check_output(f"ip route add {route}")
+    try:
+        assert lab.host(other).run(ask).rc == 28
+    finally:
+        lab.host(other).check_output(f"ip route del {route}")
 
 
 # ---- weights and keys

@@ -10,7 +10,7 @@ import threading
 import time
 
 import requests
-from fleet_lab import Lab
+from fleet_lab import CARDS, Lab
 
 
 def test_a_rebooted_node_comes_back_and_nobody_notices(lab: Lab) -> None:
@@ -42,7 +42,9 @@ def test_a_rebooted_node_comes_back_and_nobody_notices(lab: Lab) -> None:
             assert any(user.is_alive() for user in users)
             time.sleep(0.05)
         lab.container(node, "start")
-        lab.wait_healthy(node, 4, 90)
+        lab.wait_healthy(node, CARDS, 90)
+        # As soon as they are there, nobody else gets through.
+        shut = lab.engine(lab.nodes[0], node, "/health")
         begun = len(answers)
         while len(answers) < begun + 6:
             time.sleep(0.05)
@@ -53,5 +55,6 @@ def test_a_rebooted_node_comes_back_and_nobody_notices(lab: Lab) -> None:
         for user in users:
             user.join()
     assert [status for begun_at, status in answers if begun_at > off and status != 200] == []
+    assert shut == ["silence"] * CARDS
     assert lab.host(node).check_output("stat -c %Y /proc/1") != boot, "the node was not rebooted"
     assert [replica["Name"] for replica in lab.replicas(node) if not replica["State"]["Running"]] == []

@@ -253,6 +253,27 @@ def test_a_network_that_another_made_or_removed_a_moment_earlier_is_as_good(engi
     assert _docker.remove_network(client, "ironserve") is False
 
 
+def test_what_replicas_publish_is_told_of_those_that_stand_still_too(engine, client):
+    engine.answers["GET", "/containers/json"] = (200, [{"Names": ["/ironserve-c0"], "Id": "1"}, {"Names": ["/ironserve-c1"], "Id": "2"}])
+    for name, bindings in (
+        ("c0", {"8000/tcp": [{"HostIp": "192.0.2.11", "HostPort": "8001"}]}),
+        ("c1", {"8000/tcp": [{"HostPort": "8002"}]}),
+    ):
+        answer = {"Name": "/ironserve-" + name, "HostConfig": {"PortBindings": bindings}}
+        engine.answers["GET", "/containers/ironserve-{0}/json".format(name)] = (200, answer)
+    assert _docker.published(client) == [("0.0.0.0", 8002), ("192.0.2.11", 8001)]
+    assert any("all=1" in path and "ironserve.replica" in path for path in engine.asked)
+
+
+def test_a_network_s_addresses_are_its_own_and_not_those_of_one_with_a_longer_name(engine, client):
+    two = {"Config": [{"Subnet": "172.18.0.0/16", "Gateway": "172.18.0.1"}, {"Subnet": "fd00:18::/64"}]}
+    other = {"Name": "ironserve-other", "Id": "9", "IPAM": {"Config": [{"Subnet": "172.19.0.0/16"}]}}
+    engine.answers["GET", "/networks"] = (200, [other, {"Name": "ironserve", "Id": "1", "IPAM": two}])
+    assert _docker.subnets(client, "ironserve") == ["172.18.0.0/16", "fd00:18::/64"]
+    engine.answers["GET", "/networks"] = (200, [other, {"Name": "host", "Id": "2", "IPAM": {"Config": None}}])
+    assert _docker.subnets(client, "ironserve") == _docker.subnets(client, "host") == []
+
+
 @pytest.mark.parametrize(("containers", "removed"), [({}, True), ({"abc": {}}, False)])
 def test_network_goes_only_when_nothing_is_on_it(engine, client, containers, removed):
     engine.answers["GET", "/networks"] = (200, [{"Name": "ironserve-other", "Id": "9"}, {"Name": "ironserve", "Id": "1"}])
