@@ -11,15 +11,17 @@ The formats are those of the management guide, chapters 9.1 (CSV) and 9.3 (Unix 
 from __future__ import annotations
 
 import calendar
+import contextlib
 import csv
 import dataclasses
+import fcntl
 import hashlib
 import os
 import re
 import socket
 import tempfile
 import time
-from typing import Collection
+from typing import Collection, Iterator
 
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, UnknownOutput, nearest
 
@@ -838,6 +840,33 @@ def running(path: str) -> dict[str, str] | None:
     finally:
         probe.close()
     return AdminSocket(path).info()
+
+
+@contextlib.contextmanager
+def turn(path: str, check: bool = False, wait_s: float = 60.0) -> Iterator[None]:
+    """Change the gateway behind a socket while nobody else does. Where none is behind it, and in check mode, nothing is waited for.
+
+    A reload carries states, keys and certificates over from one worker to the next: what is told to the old one meanwhile would be forgotten.
+    Raises LLMError when another one's turn does not end in ``wait_s`` seconds; a turn ends with its process.
+    """
+    if check or not os.path.exists(path):
+        yield
+        return
+    number = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    reason = "{0}: somebody else has been changing this gateway for {1:g} s; wait until that has ended, and run again"
+                    raise LLMError(reason.format(path, wait_s)) from None
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(number)
 
 
 def require_server(name: str, live: dict[str, LiveServer], backend: str) -> LiveServer:

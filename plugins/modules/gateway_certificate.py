@@ -145,9 +145,11 @@ def main() -> None:
         supports_check_mode=True,
     )
     try:
-        module.exit_json(**run(module))
+        with _haproxy.turn(module.params["socket"], module.check_mode):
+            result = run(module)
     except LLMError as exc:
         module.fail_json(msg=str(exc))
+    module.exit_json(**result)
 
 
 if __name__ == "__main__":

@@ -477,9 +477,11 @@ def main() -> None:
         supports_check_mode=True,
     )
     try:
-        module.exit_json(**(NginxConfig if module.params["software"] == "nginx" else Config)(module).run())
+        with _haproxy.turn(module.params["socket"], module.check_mode):
+            result = (NginxConfig if module.params["software"] == "nginx" else Config)(module).run()
     except LLMError as exc:
         module.fail_json(msg=str(exc))
+    module.exit_json(**result)
 
 
 if __name__ == "__main__":

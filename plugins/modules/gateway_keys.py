@@ -322,9 +322,11 @@ def main() -> None:
         supports_check_mode=True,
     )
     try:
-        module.exit_json(**Keys(module.params, module.check_mode).run())
+        with _haproxy.turn(module.params["socket"], module.check_mode):
+            result = Keys(module.params, module.check_mode).run()
     except LLMError as exc:
         module.fail_json(msg=str(exc))
+    module.exit_json(**result)
 
 
 if __name__ == "__main__":

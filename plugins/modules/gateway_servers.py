@@ -231,20 +231,19 @@ def run(options: dict[str, object], check: bool) -> dict[str, object]:
         if wanted.get(item["name"], item["state"]) != item["state"]:
             raise LLMError('server "{0}" is asked to be both {1} and {2}'.format(item["name"], wanted[item["name"]], item["state"]))
         wanted[item["name"]] = item["state"]
-    before = gateway.servers()
-    if lenient:
-        wanted = {name: state for name, state in wanted.items() if name in before}
-    for name in wanted:
-        if name not in before:
-            raise LLMError('the gateway has no server "{0}" in "{1}": {2}'.format(name, backend, nearest(name, sorted(before))))
-    differing = [name for name, state in wanted.items() if before[name][0] != RESTS_IN[state]]
-
-    waited = 0.0
-    if not check and differing:
-        gateway.bring({name: RESTS_IN[wanted[name]] for name in differing})
-        draining = [name for name in differing if wanted[name] == _haproxy.DRAIN]
-        if draining:
-            waited = wait_until_empty(gateway, options["wait_s"], draining)
+    with _haproxy.turn(options["socket"], check):
+        before = gateway.servers()
+        if lenient:
+            wanted = {name: state for name, state in wanted.items() if name in before}
+        for name in wanted:
+            if name not in before:
+                raise LLMError('the gateway has no server "{0}" in "{1}": {2}'.format(name, backend, nearest(name, sorted(before))))
+        differing = [name for name, state in wanted.items() if before[name][0] != RESTS_IN[state]]
+        if not check and differing:
+            gateway.bring({name: RESTS_IN[wanted[name]] for name in differing})
+    draining = [name for name in differing if wanted[name] == _haproxy.DRAIN]
+    # Others may have their turn while streams end.
+    waited = wait_until_empty(gateway, options["wait_s"], draining) if draining and not check else 0.0
     sessions = gateway.sessions()
     after = gateway.servers()
     servers = [

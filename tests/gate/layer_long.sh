@@ -9,6 +9,8 @@ tests/gate/browser.sh
 trap 'tests/gate/play.sh playbooks/teardown.yml -i inventories/local' EXIT
 tests/gate/play.sh site.yml -i inventories/local
 as_root "$VENV/bin/python" tests/gate/bad_engines.py --turned
+# With the HAProxy that the site brought.
+as_root env ANSIBLE_CONFIG="$ANSIBLE_CONFIG" "$VENV/bin/python" -m pytest -m long tests/integration
 trap - EXIT
 tests/gate/play.sh playbooks/teardown.yml -i inventories/local
 FLEET_LONG=1 SCENARIOS="fleet preflight" tests/gate/layer_molecule.sh

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import threading
 
 import pytest
 
@@ -434,3 +435,36 @@ def test_a_private_file_is_put_at_once_and_leaves_no_copy_of_a_secret(tmp_path):
     with pytest.raises(LLMError, match="taken cannot be written"):
         _haproxy.write_private(str(taken), "secret\n")
     assert sorted(item.name for item in tmp_path.iterdir()) == ["keys.map", "taken"]
+
+
+def test_one_changes_the_gateway_at_a_time(tmp_path):
+    door = tmp_path / "gateway.sock"
+    with _haproxy.turn(str(door)):
+        assert list(tmp_path.iterdir()) == [], "nobody is behind it, so nobody is to be waited for"
+    door.touch()
+    order = []
+
+    def second():
+        with _haproxy.turn(str(door)):
+            order.append("second")
+
+    waits = threading.Thread(target=second)
+    with _haproxy.turn(str(door)):
+        assert (tmp_path / "gateway.sock.lock").stat().st_mode & 0o777 == 0o600
+        waits.start()
+        with pytest.raises(LLMError, match=r"gateway.sock: somebody else has been changing this gateway for 0.05 s"):
+            with _haproxy.turn(str(door), wait_s=0.05):
+                pass
+        # A dry run changes nothing, so it need not wait.
+        with _haproxy.turn(str(door), check=True):
+            order.append("dry")
+        order.append("first")
+    waits.join(10)
+    assert order == ["dry", "first", "second"]
+
+
+def test_a_turn_ends_with_what_went_wrong_in_it(tmp_path):
+    (tmp_path / "gateway.sock").touch()
+    for _time in range(2):
+        with pytest.raises(ValueError, match="wrong"), _haproxy.turn(str(tmp_path / "gateway.sock"), wait_s=0.05):
+            raise ValueError("wrong")
