@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import socket
@@ -269,6 +270,23 @@ def test_a_revoked_key_is_refused_at_once_and_its_open_stream_goes_on(fort):
     assert answers == [200]
 
 
-def test_the_table_in_the_docs_has_every_attack():
-    rows = re.findall(r"^\| ((?:path|method|host|smuggling|key|model|size)[^|]*?) \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
-    assert rows == [name for name, _attacks, _refusals in CASES]
+def functions(name):
+    """The tests of a file that the docs name."""
+    folder = ROOT / "tests/integration"
+    paths = (
+        [ROOT / "molecule/fleet/tests/test_fleet.py"]
+        if name == "lab_fleet"
+        else [*folder.glob(f"{name}.py"), *folder.glob(f"gateway/{name}.py")]
+    )
+    tree = [node for path in paths for node in ast.parse(path.read_text(encoding="utf-8")).body]
+    return {node.name for node in tree if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+
+
+def test_the_table_in_the_docs_has_every_attack_and_every_row_its_test():
+    table = DOCS.read_text(encoding="utf-8").partition("| attack | answer | test |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in table.splitlines()]
+    assert {len(row) for row in rows} == {3} and all(answer for _attack, answer, _test in rows)
+    named = {attack: test.strip("`").split("::") for attack, _answer, test in rows}
+    assert len(named) == len(rows)
+    assert [attack for attack, (_file, test) in named.items() if test == "test_refused"] == [name for name, _attacks, _refusals in CASES]
+    assert [(attack, test) for attack, (file, test) in named.items() if test not in functions(file)] == []
