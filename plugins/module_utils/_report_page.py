@@ -122,7 +122,7 @@ border-bottom:1px solid var(--line)}
 .t,bdi,td,li,.box h3{overflow-wrap:break-word;unicode-bidi:isolate}
 .box,p.t,li{overflow-wrap:anywhere}
 .any{display:block;min-width:22ch;overflow-wrap:anywhere;unicode-bidi:isolate}
-td .mono,tbody th{white-space:nowrap}tbody th{max-width:44ch;overflow-wrap:anywhere;white-space:normal;min-width:9ch}
+td .mono,tbody th{white-space:nowrap}tbody th{max-width:44ch;overflow-wrap:anywhere;white-space:normal;min-width:12ch}
 td .mono.any{white-space:normal}
 .wrap{overflow-x:auto;margin:10px 0}
 table{border-collapse:collapse;width:100%;font-size:14px}
@@ -139,7 +139,8 @@ figure{margin:0;break-inside:avoid}
 figure.wide{max-width:1000px}
 figcaption{font-weight:600;font-size:14px;margin:0 0 4px}
 figcaption small{font-weight:400;color:var(--muted);font-size:13px}
-.plot{display:block;width:100%;height:auto;overflow:visible}
+.plot{display:block;width:100%;max-width:700px;height:auto;overflow:visible}
+.plots.three .plot{max-width:420px}figure.wide .plot{max-width:none}
 .plot text{fill:var(--text);font-size:12px;font-family:inherit}
 .plot .a{fill:var(--muted)}
 .grid{stroke:var(--grid);stroke-width:1;fill:none}
@@ -580,14 +581,16 @@ def _speed_plots(benchmark: dict) -> str:
     return text
 
 
+#: Limits of a good request, in words.
+_LIMITS = (("ttft_ms", "first token"), ("tpot_ms", "per token"), ("e2el_ms", "whole answer"))
+
+
 def _protocol(protocol: dict) -> list:
     """What was asked and how, as ``(label, text)``."""
     prompts = protocol.get("prompts") or {}
     length = " of {0}".format(number(prompts["input_tokens"], "tokens", 6)) if is_number(prompts.get("input_tokens")) else ""
     slo = protocol.get("slo") or {}
-    limits = ", ".join(
-        "{0} {1}".format(name.replace("_ms", ""), number(value, "ms")) for name, value in sorted(slo.items()) if is_number(value)
-    )
+    limits = ", ".join("{0} {1}".format(words, number(slo[name], "ms")) for name, words in _LIMITS if is_number(slo.get(name)))
     levels = ", ".join(number(value, trim=True) for value in protocol.get("levels") or [])
     rows = [
         ("prompts", "{0} {1}{2}".format(number(prompts.get("count"), digits=6), prompts.get("kind") or "", length)),
@@ -766,21 +769,26 @@ def groups_of(results: list) -> list:
     return list(found.values())
 
 
+def _name_of(check: dict) -> str:
+    """The name of a check, which may be broken after an underscore."""
+    return escape(_report.check_name(check)).replace("_", "_<wbr>")
+
+
 def _matrix(report: dict) -> str:
     groups = groups_of(report["results"])
     names = []
     for group in groups:
         for check in group[0].get("checks") or []:
-            name = _report.check_name(check)
+            name = _name_of(check)
             if name not in names:
                 names.append(name)
     if not names or len(groups) > 14:
         return ""
     rows = []
     for name in names:
-        row = [escape(name)]
+        row = [name]
         for group in groups:
-            found = [check.get("status") or "unknown" for check in group[0].get("checks") or [] if _report.check_name(check) == name]
+            found = [check.get("status") or "unknown" for check in group[0].get("checks") or [] if _name_of(check) == name]
             # A check that was made more than once shows its worst.
             worst = next((word for word in ("fail", "unknown", "warn", "pass", "not_applicable") if word in found), "")
             row.append(chip(worst, {"not_applicable": "n/a"}.get(worst, worst)) if worst else '<span class="muted">not made</span>')
@@ -798,7 +806,7 @@ def _evidence(report: dict) -> str:
             found = escape(check.get("detail", ""))
             rows.append(
                 [
-                    escape(_report.check_name(check))
+                    _name_of(check)
                     + (' <span class="muted">{0}</span>'.format(escape(check["language"])) if check.get("language") else ""),
                     chip(str(check.get("status") or "unknown")),
                     '<span class="any">{0}</span>'.format(found),

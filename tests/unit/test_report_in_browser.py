@@ -118,6 +118,25 @@ PLOTS = """
 """
 
 
+#: Words of names at the head of a row that are broken in the middle; what hyphens, spaces and underscores part may stand on two lines.
+BROKEN = r"""
+[...document.querySelectorAll('tbody th')].filter(cell => cell.checkVisibility()).flatMap(cell => {
+  const pieces = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), found = [];
+  for (let node; (node = pieces.nextNode()); ) {
+    for (const word of node.data.matchAll(/[^\s_-]+/g)) {
+      const range = document.createRange();
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      if (range.getClientRects().length > 1) found.push(word[0]);
+    }
+  }
+  return found;
+})
+"""
+#: The height of the tallest line of text in a plot, in pixels.
+TALLEST = "Math.max(...[...document.querySelectorAll('svg.plot text')].map(item => item.getBBox().height * item.getScreenCTM().a))"
+
+
 @pytest.mark.parametrize("name", list(REPORTS))
 def test_the_page_opens_and_asks_for_nothing(tab, pages, name, tmp_path):
     show(tab, pages[name])
@@ -137,6 +156,8 @@ def test_the_page_opens_and_asks_for_nothing(tab, pages, name, tmp_path):
 def test_every_plot_is_drawn_and_can_be_read_and_nothing_runs_out_of_the_page(tab, pages, name, width):
     show(tab, pages[name], width=width)
     assert tab.ask("document.documentElement.scrollWidth") <= width
+    assert tab.ask(BROKEN) == []
+    assert tab.ask(TALLEST) < 20
     plots = {plot["name"]: plot for plot in tab.ask(PLOTS)}
     wanted = ["proof-ttft-ms", "proof-decode-tokens-per-s", "proof-card-use-pct"]
     if name in ("accepted", "slower", "large"):

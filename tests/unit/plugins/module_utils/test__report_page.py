@@ -15,7 +15,7 @@ from samples import acceptance
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _baseline, _report, _report_page
 
-VOID = {"meta", "link", "br", "img", "input", "hr"}
+VOID = {"meta", "link", "br", "img", "input", "hr", "wbr"}
 
 
 class Reader(html.parser.HTMLParser):
