@@ -261,7 +261,8 @@ def parse_guidellm(text: str) -> dict[str, Any]:
         figures[ours] = _figure(_guide(metrics, theirs), "mean", GUIDELLM)
     for theirs, ours in (("prompt_token_count", "total_input_tokens"), ("output_token_count", "total_output_tokens")):
         block = _guide(metrics, theirs, False)
-        figures[ours] = block.get("total_sum")
+        # Its sums are made of shares, and 971 tokens are 970.999.
+        figures[ours] = int(round(_figure(block, "total_sum", GUIDELLM))) if block else None
     totals = metrics.get("request_totals")
     if not isinstance(totals, dict):
         raise UnknownOutput("the result of guidellm has no request_totals")

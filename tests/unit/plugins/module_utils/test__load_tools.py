@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pathlib
 import stat
 
 import pytest
@@ -117,6 +118,36 @@ def test_what_vllm_says_has_our_names():
     # All its names are names of ours.
     known = set(_benchmark.figures([], {}))
     assert set(figures) <= known
+
+
+#: What they really wrote; its INDEX.md says how. The artifact has no fixtures.
+WRITTEN = pathlib.Path(__file__).resolve().parents[3] / "fixtures" / "load_clients"
+only_where_written = pytest.mark.skipif(not WRITTEN.is_dir(), reason="the artifact has no fixtures")
+
+
+@only_where_written
+def test_a_result_that_vllm_wrote():
+    found = _load_tools.parse_vllm((WRITTEN / "vllm-0.32.0.json").read_text())
+    assert (found["completed"], found["failed"], found["notes"]) == (8, 0, [])
+    figures = found["figures"]
+    # 25 tokens at 20 a second: 50 ms each. Its mean of gaps takes events apart that were read at once.
+    assert figures["mean_tpot_ms"] == pytest.approx(50.0, rel=0.005) and figures["mean_gap_ms"] == pytest.approx(47.9, abs=0.1)
+    assert figures["mean_e2el_ms"] == pytest.approx(figures["mean_ttft_ms"] + 24 * figures["mean_tpot_ms"], rel=0.001)
+    assert (figures["total_input_tokens"], figures["total_output_tokens"]) == (534, 8 * 25)
+    assert figures["output_throughput"] == pytest.approx(200 / found["duration_s"])
+
+
+@only_where_written
+def test_a_result_that_guidellm_wrote():
+    found = _load_tools.parse_guidellm((WRITTEN / "guidellm-0.8.1.json").read_text())
+    assert (found["completed"], found["failed"]) == (12, 0)
+    figures = found["figures"]
+    # 16 tokens at 20 a second. The log of the stand-in says 528 ms, 49.91 ms and 1277 ms, without the client's own part.
+    assert figures["mean_tpot_ms"] == pytest.approx(49.91, rel=0.002)
+    assert figures["mean_ttft_ms"] == pytest.approx(528, abs=35) and figures["mean_e2el_ms"] == pytest.approx(1277, abs=35)
+    assert figures["mean_e2el_ms"] == pytest.approx(figures["mean_ttft_ms"] + 15 * figures["mean_tpot_ms"], rel=0.005)
+    # Its sums of whole numbers are none.
+    assert (figures["total_input_tokens"], figures["total_output_tokens"]) == (971, 12 * 16)
 
 
 def test_an_older_vllm_counts_no_failures_and_has_fewer_percentiles():
