@@ -35,7 +35,11 @@ RELOAD_S, ROTATE_S, OUT_S, IN_S = 1.0, 2.0, 2.5, 0.5
 
 @dataclasses.dataclass
 class Told:
-    """What happened. ``failures`` and ``trouble`` are one line each; ``trespasses`` are requests that reached a replica that was out."""
+    """What happened.
+
+    ``again`` are requests over a kept connection that was just being closed, ``trespasses`` are requests that reached a replica that was out;
+    ``failures`` and ``trouble`` are one line each.
+    """
 
     short: int = 0
     streams: int = 0
@@ -43,6 +47,7 @@ class Told:
     rotations: int = 0
     drains: int = 0
     refused: int = 0
+    again: int = 0
     seconds: float = 0.0
     truncated: int = 0
     failures: list[str] = dataclasses.field(default_factory=list)
@@ -55,7 +60,8 @@ class Told:
         return (
             f"{self.short + self.streams} requests ({self.streams} streams) in {self.seconds:.0f} s with {self.reloads} reloads, "
             f"{self.rotations} key rotations, {self.drains} drains: {len(self.failures)} failures, {self.truncated} truncated, "
-            f"{len(self.trespasses)} requests to a drained server; {self.refused} revoked keys refused; by engine {self.served}"
+            f"{len(self.trespasses)} requests to a drained server; {self.refused} revoked keys refused, {self.again} kept connections closed "
+            f"under a request that was asked again; by engine {self.served}"
         )
 
 
@@ -255,11 +261,21 @@ class Soak:
             door.close()
 
     def _ask(self, door: http.client.HTTPConnection, stay: bool) -> None:
-        # A library looks whether its connection is still there before it uses it again.
+        # As libraries do: they look whether their connection is still there, and where it is closed while they send, without a word of an
+        # answer, they ask once more over another. A reload closes idle connections, for only the new worker knows keys and states.
         if door.sock is not None and select.select([door.sock], [], [], 0)[0]:
             door.close()
+        used = door.sock is not None
         try:
-            answer = self._send(door, stay, standin={"tokens": SHORT_TOKENS})
+            try:
+                answer = self._send(door, stay, standin={"tokens": SHORT_TOKENS})
+            except (BrokenPipeError, ConnectionResetError, http.client.RemoteDisconnected):
+                door.close()
+                if not used:
+                    raise
+                with self.lock:
+                    self.told.again += 1
+                answer = self._send(door, stay, standin={"tokens": SHORT_TOKENS})
             body = answer.read()
             usage = json.loads(body)["usage"]["completion_tokens"] if answer.status == 200 else 0
             self._note("short", "" if usage == SHORT_TOKENS else f"HTTP {answer.status}: {body[:100]!r}")

@@ -23,6 +23,7 @@ def held(directory, requests, least):
     assert all(told.served.values()) and sum(told.served.values()) == asked
     assert told.reloads >= least[0] and told.rotations >= least[1] and told.drains >= least[2]
     assert told.refused >= told.rotations - 1
+    assert told.again <= told.reloads
 
 
 @pytest.mark.slow
