@@ -51,9 +51,8 @@ def plan_conflicts(plan: dict[str, Any], others: list[dict[str, Any]]) -> list[s
                 cards = [card for card in mine["cards"] if card in theirs["cards"]]
                 if cards:
                     lines.append(
-                        "{0} and {1} both take card {2}: one card, one replica; say with replica_card_groups which cards {3} and {4} have".format(
-                            mine["name"], theirs["name"], ", ".join(cards), plan["host"], other["host"]
-                        )
+                        "{0} and {1} both take card {2}: one card, one replica; say with replica_card_groups which cards "
+                        "{3} and {4} have".format(mine["name"], theirs["name"], ", ".join(cards), plan["host"], other["host"])
                     )
                 elif mine["port"] == theirs["port"]:
                     lines.append(

@@ -6,8 +6,8 @@
 
 Two models. A small one whose cache is that of Qwen3.5-35B-A3B, layer by layer: the true numbers and sizes of its heads, one layer of full
 attention after three of linear attention, a state in float32; few layers, narrow ones, and random numbers. And the demo model as it is,
-whose 30 layers have full attention with 9 heads over 3. The cache is counted in the layers' own blocks, so what is narrow beside the heads is
-no matter.
+whose 30 layers have full attention with 9 heads over 3. The cache is counted in the layers' own blocks, so what is narrow beside the heads
+is no matter.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def site(tmp_path_factory, play):
         play("remove.yml", folder, "vllm")
 
 
-# Blocks by hand. Hybrid: a state of 3 x 8192 x 2 bytes of convolution and 32 x 128 x 128 x 4 of recurrence needs a block of 1152 tokens at 2048
-# bytes; 113 of them fit; 16384 tokens take 15, and each of three layers of linear attention one, or two with prefix caching. The demo model:
-# 128 tokens of 30 x 768 bytes; 91 fit; 4096 tokens take 32.
+# Blocks by hand. Hybrid: a state of 3 x 8192 x 2 bytes of convolution and 32 x 128 x 128 x 4 of recurrence needs a block of 1152 tokens at
+# 2048 bytes; 113 of them fit; 16384 tokens take 15, and each of three layers of linear attention one, or two with prefix caching. The demo
+# model: 128 tokens of 30 x 768 bytes; 91 fit; 4096 tokens take 32.
 CASES = [
     pytest.param(MODEL, {}, 1152, 113, 18, id="hybrid"),
     pytest.param(MODEL, {"enable_prefix_caching": True}, 1152, 113, 21, id="hybrid with prefix caching"),
