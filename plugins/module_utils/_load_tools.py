@@ -146,7 +146,7 @@ def command(job: Job, folder: str) -> list[str]:
 
 def asked_of_guidellm(job: Job, key: str, folder: str) -> str:
     """All that guidellm is to do, as the JSON file it reads; it knows no other place for a key but its command line."""
-    backend = {"kind": "openai_http", "target": job.url, "model": job.model}
+    backend: dict[str, Any] = {"kind": "openai_http", "target": job.url, "model": job.model, "extras": {"body": {"temperature": 0}}}
     if key:
         backend["api_key"] = key
     if job.rate:

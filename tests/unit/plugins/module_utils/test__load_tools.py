@@ -277,7 +277,8 @@ def test_guidellm_reads_what_is_asked_from_a_file_that_nobody_else_can(tools, tm
     assert (tmp_path / "line").read_text() == "run --config {0}/asked.json --disable-console\n".format(out)
     assert (tmp_path / "mode").read_text() == "600\n"
     spec = json.loads((out / "asked.json").read_text())["spec"]
-    assert spec["backend"] == {"kind": "openai_http", "target": "http://h:1", "model": "m", "api_key": "the-key"}
+    backend = {"kind": "openai_http", "target": "http://h:1", "model": "m", "extras": {"body": {"temperature": 0}}}
+    assert spec["backend"] == dict(backend, api_key="the-key")
     assert spec["profile"] == {"kind": "concurrent", "streams": [4]} and spec["tokenizer"]["model"] == "/srv/m"
     assert spec["constraints"] == [{"kind": "max_requests", "count": 40}] and spec["seed"] == {"kind": "static", "value": 3}
     assert spec["data"] == [{"kind": "synthetic_text", "prompt_tokens": 64, "output_tokens": 16}]
