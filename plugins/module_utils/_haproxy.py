@@ -867,10 +867,3 @@ def turn(path: str, check: bool = False, wait_s: float = 60.0) -> Iterator[None]
         yield
     finally:
         os.close(number)
-
-
-def require_server(name: str, live: dict[str, LiveServer], backend: str) -> LiveServer:
-    """Return the live server ``name`` or raise an error that lists the known ones."""
-    if name not in live:
-        raise LLMError('HAProxy has no server "{0}" in backend "{1}": {2}'.format(name, backend, nearest(name, sorted(live))))
-    return live[name]
