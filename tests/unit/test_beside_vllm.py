@@ -184,8 +184,8 @@ def test_the_whole_of_it(tmp_path, monkeypatch, capsys):
     assert [row["figure"] for row in found["rows"]] == list(beside.FIGURES) and found["model"] == "standin"
     (one,) = found["rounds"]
     assert {name: one[name]["total_output_tokens"] for name in one} == {beside.OURS: 32, beside.THEIRS: 32}
-    # A first run and both sides, four each, and rounds that a busy machine spoilt; nothing came out of the cache, no answer ended early.
-    assert len(records) >= 12 and len(records) % 4 == 0 and {record["finish"] for record in records} == {"length"}
+    # A first run of two, both sides with four each, and rounds that a busy machine spoilt; nothing came out of the cache, no answer ended early.
+    assert len(records) >= 10 and len(records) % 4 == 2 and {record["finish"] for record in records} == {"length"}
     assert max(record["cached_tokens"] for record in records) < 16
     said = capsys.readouterr().out
     assert (
