@@ -190,11 +190,16 @@ def test_open_requests_are_connections_and_undecided_ones_count_for_each(tmp_pat
         11: (side(8000), side(50001), "01"),
         12: (side(40001), side(8101), "01"),
         13: (side(40002), side(8101), "08"),
-        14: (side(8000), "00000000:0000", "0A"),
         15: (side(8000), side(50002), "01"),
         16: (side(40003), side(9999), "01"),
     }
-    old = {21: (side(8000), side(50003), "01"), 22: (side(40004), side(8102), "01"), 23: (side(8000), side(50004), "01")}
+    old = {
+        21: (side(8000), side(50003), "01"),
+        22: (side(40004), side(8102), "01"),
+        23: (side(8000), side(50004), "01"),
+        # Not closed yet, and no client.
+        24: (side(8000), "00000000:0000", "0A"),
+    }
     home = proc(
         tmp_path,
         {
