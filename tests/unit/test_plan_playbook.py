@@ -116,6 +116,15 @@ def test_the_image_is_that_of_the_platform_and_one_without_digest_is_called_so(i
             },
             r"gateway_software is nginx, which cannot do gateway_balance \(.*; concurrent of the client key me \(",
         ),
+        (
+            {
+                "gateway_software": "nginx",
+                "gateway_servers": [
+                    {"name": name, "address": "127.0.0.1", "port": 1, "max_num_seqs": 1, "proven": True, "models": [name]} for name in "ba"
+                ],
+            },
+            "gateway_software is nginx, which serves one model, and behind it were a, b",
+        ),
         ({"gateway_hash_bound_percent": 100}, "gateway_hash_bound_percent is 100; it has to be more than 100"),
         ({"gateway_tls_certificate": "/c.pem", "gateway_tls_port": 8000}, "have to be different ports, not 8000, 8404, 8000"),
     ],
@@ -135,6 +144,15 @@ def test_the_gateway_is_planned_too(inventory: str) -> None:
     host, groups, *_rest = PLANS[inventory]
     replicas = ", ".join(f"{host}-c{cards[0]}" for cards in groups)
     assert f"gateway {host} on 0.0.0.0:8000, leastconn over {replicas} " in plan(inventory)
+
+
+def test_nginx_is_planned_as_well(tmp_path) -> None:
+    inventory = tmp_path / "site"
+    shutil.copytree(ROOT / "inventories/h100", inventory)
+    (inventory / "group_vars/llm_gateway").mkdir(parents=True)
+    (inventory / "group_vars/llm_gateway/options.json").write_text('{"gateway_software": "nginx"}')
+    status, printed = play("playbooks/plan.yml", str(inventory))
+    assert status == 0 and re.search(r"gateway \S+ \(nginx\) on 0\.0\.0\.0:8000, leastconn over ", printed), printed
 
 
 def test_nothing_changes(inventory: str) -> None:
