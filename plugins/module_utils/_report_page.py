@@ -326,25 +326,26 @@ def _verdicts(report: dict) -> str:
             [
                 "<bdi>{0}</bdi>".format(escape(name)),
                 chip(str(result.get("verdict") or "unknown")),
-                escape(", ".join(replica["cards"])) if replica else '<span class="muted">–</span>',
-                '<span class="mono">{0}</span>'.format(escape(result.get("url", ""))),
                 "{0} of {1}".format(good, counted),
                 number(result.get("ttft_ms"), "ms"),
                 number(result.get("decode_tokens_per_s"), "tokens/s"),
                 number(result.get("card_use_pct"), "%"),
+                escape(", ".join(replica["cards"])) if replica else '<span class="muted">–</span>',
+                '<span class="mono">{0}</span>'.format(escape(result.get("url", ""))),
             ]
         )
     for name in report["unproved"]:
         host, replica = known[name]
-        rows.append([escape(name), chip("unknown"), escape(", ".join(replica["cards"])), "not asked", "–", "–", "–", "–"])
-    head = ["endpoint", "verdict", "cards", "asked at", "checks passed", "first token", "decode, one stream", "card use"]
+        rows.append([escape(name), chip("unknown"), "–", "–", "–", "–", escape(", ".join(replica["cards"])), "not asked"])
+    # Where there is little room, the last columns are those that are out of sight.
+    head = ["endpoint", "verdict", "checks passed", "first token", "decode, one stream", "card use", "cards", "asked at"]
     if len(rows) <= FOLDED:
-        return table(head, rows, numeric=(4, 5, 6, 7)) if rows else "<p>No endpoint was asked.</p>"
+        return table(head, rows, numeric=(2, 3, 4, 5)) if rows else "<p>No endpoint was asked.</p>"
     # Of a large fleet one wants to see those that are not like the others.
     odd = [row for row, result in zip(rows, report["results"]) if result.get("verdict") != "ok"] + rows[len(report["results"]) :]
-    text = table(head, odd, numeric=(4, 5, 6, 7)) if odd else ""
+    text = table(head, odd, numeric=(2, 3, 4, 5)) if odd else ""
     return text + "<details><summary>All {0} endpoints</summary><div>{1}</div></details>".format(
-        len(rows), table(head, rows, numeric=(4, 5, 6, 7))
+        len(rows), table(head, rows, numeric=(2, 3, 4, 5))
     )
 
 
