@@ -171,21 +171,23 @@ def test_the_whole_of_it(tmp_path, monkeypatch, capsys):
     played_docker = pytest.importorskip("samples.played_docker")
     key = tmp_path / "key"
     key.write_text("the-key\n")
-    with fleet.Fleet(1, tmp_path, slots=2, decode_tokens_per_s=20, prefill_base_s=0.1, key_file=key) as started:
+    with fleet.Fleet(1, tmp_path, slots=2, decode_tokens_per_s=5, prefill_base_s=0.3, key_file=key) as started:
         engine = started.engines[0]
         there = container(PortBindings={"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(engine.port)}]})
         there["Mounts"][2]["Source"] = str(key)
         programs = played_docker.put(tmp_path, "ironserve-c0 ironserve/vllm-cpu:1\n", json.dumps([there]))
         monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-        status = beside.main("--rounds 1 --requests 4 --tokens 8 --words 20".split() + ["--json", str(tmp_path / "out.json")])
-        records = [record for record in engine.records() if record.get("completion_tokens") == 8]
+        status = beside.main(
+            "--rounds 1 --requests 4 --concurrency 2 --tokens 5 --words 20".split() + ["--json", str(tmp_path / "out.json")]
+        )
+        records = [record for record in engine.records() if record.get("completion_tokens") == 5]
     found = json.loads((tmp_path / "out.json").read_text())
     assert status in (0, 1) and (status == 0) == all(row["kept"] for row in found["rows"])
     assert [row["figure"] for row in found["rows"]] == list(beside.FIGURES) and found["model"] == "standin"
     (one,) = found["rounds"]
-    assert {name: one[name]["total_output_tokens"] for name in one} == {beside.OURS: 32, beside.THEIRS: 32}
-    # A first run of two, both sides with four each, and rounds that a busy machine spoilt; nothing came out of the cache, no answer ended early.
-    assert len(records) >= 10 and len(records) % 4 == 2 and {record["finish"] for record in records} == {"length"}
+    assert {name: one[name]["total_output_tokens"] for name in one} == {beside.OURS: 20, beside.THEIRS: 20}
+    # A first run and both sides, four each, and rounds that a busy machine spoilt; nothing came out of the cache, no answer ended early.
+    assert len(records) >= 12 and len(records) % 4 == 0 and {record["finish"] for record in records} == {"length"}
     assert max(record["cached_tokens"] for record in records) < 16
     said = capsys.readouterr().out
     assert (
