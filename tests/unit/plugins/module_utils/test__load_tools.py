@@ -150,6 +150,17 @@ def test_a_result_that_guidellm_wrote():
     assert (figures["total_input_tokens"], figures["total_output_tokens"]) == (971, 12 * 16)
 
 
+@only_where_written
+def test_a_result_that_evalscope_wrote():
+    found = _load_tools.parse_evalscope((WRITTEN / "evalscope-1.14.1.json").read_text())
+    assert (found["completed"], found["failed"]) == (12, 0)
+    figures = found["figures"]
+    # The log of the stand-in says 528 ms and 1275 ms, without the client's own part; 12 answers of 16 tokens.
+    assert figures["mean_ttft_ms"] == pytest.approx(528, abs=50) and figures["mean_e2el_ms"] == pytest.approx(1275, abs=50)
+    assert figures["output_throughput"] * found["duration_s"] == pytest.approx(12 * 16, rel=0.001)
+    assert figures["request_throughput"] * found["duration_s"] == pytest.approx(12, rel=0.001)
+
+
 def test_an_older_vllm_counts_no_failures_and_has_fewer_percentiles():
     older = {key: value for key, value in VLLM.items() if key not in ("failed", "max_concurrent_requests", "p90_ttft_ms")}
     found = _load_tools.parse_vllm(json.dumps(dict(older, completed=97)))
