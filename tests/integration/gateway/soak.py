@@ -71,7 +71,7 @@ class Meddler:
     def __init__(self, work, pause_s: float) -> None:
         fork = multiprocessing.get_context("fork")
         self.work, self.pause_s = work, pause_s
-        self.count = fork.Value("i", 0)
+        self.count, self.failed = fork.Value("i", 0), fork.Value("i", 0)
         self._stop = fork.Event()
         self._near, self._far = fork.Pipe(duplex=False)
         self._process = fork.Process(target=self._loop, daemon=True)
@@ -86,12 +86,15 @@ class Meddler:
         for number in itertools.count():
             if self._stop.wait(max(0.0, due - time.monotonic())):
                 break
-            due = max(due + self.pause_s, time.monotonic())
+            due += self.pause_s
             try:
                 done.append(self.work(number, self._stop))
                 self.count.value += 1
             except BaseException:
                 trouble.append(traceback.format_exc().strip().splitlines()[-1])
+                self.failed.value = 1
+            # As long as a module takes to start: whoever waits for this one's turn to end has the next.
+            due = max(due, time.monotonic() + 0.3)
         self._far.send((done, trouble))
 
     def end(self) -> tuple[list, list[str]]:
@@ -148,7 +151,7 @@ class Soak:
         for meddler in self.meddlers:
             meddler.start()
         begin = time.monotonic()
-        people = [threading.Thread(target=self._person, args=(gateway, number % 2 == 0)) for number in range(self.people)]
+        people = [threading.Thread(target=self._person, args=(gateway, number % 2 == 0), daemon=True) for number in range(self.people)]
         try:
             for person in people:
                 person.start()
@@ -215,7 +218,8 @@ class Soak:
         with self.lock:
             self.left -= 1
             wanting = any(meddler.count.value < least for meddler, least in zip(self.meddlers, self.least, strict=True))
-            return self.left >= 0 or (wanting and not self.told.failures)
+            failed = self.told.failures or any(meddler.failed.value for meddler in self.meddlers)
+            return self.left >= 0 or (wanting and not failed)
 
     def _person(self, gateway: Gateway, stay: bool) -> None:
         door = gateway.connect()
