@@ -191,7 +191,7 @@ def main() -> None:
                 },
             },
             "model": {"type": "str", "required": True},
-            "prompt_tokens": {"type": "list", "elements": "int", "default": []},
+            "prompt_tokens": {"type": "list", "elements": "int", "default": [], "no_log": False},
             "max_num_seqs": {"type": "int", "default": 1},
             "rounds": {"type": "int", "default": 6},
             "timeout_s": {"type": "float", "default": 2700},

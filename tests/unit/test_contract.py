@@ -207,7 +207,22 @@ def module_parts(name: str, source: str) -> list[str]:
         findings.append(f"{name}: documents itself as {documentation.get('module')}")
     if texts.get("EXAMPLES") and f"ironserve.llm.{name}:" not in texts["EXAMPLES"]:
         findings.append(f"{name}: no example calls ironserve.llm.{name}")
-    return findings
+    return findings + maybe_secret(name, tree)
+
+
+def maybe_secret(name: str, tree: ast.Module) -> list[str]:
+    """Arguments that ansible-test takes for secrets by their name, and that do not say whether they are."""
+    return [
+        f"{name}: {key.value} may be a secret by its name: say no_log true or false"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if isinstance(key, ast.Constant)
+        and re.search("pass(?!ive)|secret|token|cryptkey", str(key.value), re.I)
+        and isinstance(value, ast.Dict)
+        for words in [[word.value for word in value.keys if isinstance(word, ast.Constant)]]
+        if "type" in words and "no_log" not in words
+    ]
 
 
 def action_group(runtime_text: str, names: list[str]) -> list[str]:
@@ -481,6 +496,7 @@ EXAMPLES = """
 - ironserve.llm.m:
 """
 RETURN = """x: y"""
+SPEC = {{"max_tokens": {{"type": "int", "no_log": False}}, "path": {{"type": "path"}}}}
 '''
 
 
@@ -495,6 +511,8 @@ RETURN = """x: y"""
         ("support: none, description: d", "support: none", "diff_mode support, with a description"),
         ("module: m", "module: n", "documents itself as n"),
         ("ironserve.llm.m:", "m:", "no example calls"),
+        (', "no_log": False', "", "max_tokens may be a secret by its name"),
+        ('"path": {', '"passphrase": {', "passphrase may be a secret by its name"),
     ],
 )
 def test_rule_module_parts_fails(old: str, new: str, finding: str | None) -> None:
