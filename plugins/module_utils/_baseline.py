@@ -20,8 +20,8 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 
+from ansible_collections.ironserve.llm.plugins.module_utils import _files
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 #: Version of the file's form.
@@ -409,25 +409,7 @@ def read(path: str) -> dict:
 
 def write(path: str, data: dict) -> None:
     """Write a baseline in one step, readable for all: whoever reads it never sees half of it. Raises LLMError."""
-    write_text(path, json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
-
-
-def write_text(path: str, text: str) -> None:
-    """Replace the file ``path`` (mode 0644) in one step. Raises LLMError naming it."""
-    partial = ""
-    try:
-        os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
-        handle, partial = tempfile.mkstemp(prefix=".{0}.".format(os.path.basename(path)), dir=os.path.dirname(path) or ".")
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except OSError as exc:
-        if partial and os.path.exists(partial):
-            os.unlink(partial)
-        raise LLMError("{0} cannot be written: {1}".format(path, exc.strerror or exc)) from exc
+    _files.put(path, json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n", _files.PUBLIC, 0o755)
 
 
 def session_of(figures: list, date: str) -> dict:

@@ -7,8 +7,11 @@
 from __future__ import annotations
 
 import calendar
+import contextlib
+import fcntl
+import os
 import time
-from typing import Any
+from typing import Any, Iterator
 
 from ansible_collections.ironserve.llm.plugins.module_utils._container_request import request
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
@@ -27,6 +30,8 @@ if HAS_DOCKER:
     ENGINE_ERRORS = (docker.errors.DockerException, OSError)
 
 DEFAULT_SOCKET = "/var/run/docker.sock"
+#: A directory that every host has.
+RUN_DIR = "/run"
 
 
 class EngineAbsent(LLMError):
@@ -144,23 +149,36 @@ def replicas(client: Any) -> list[dict[str, Any]]:
     )
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Do something with the engine's networks while no other module of this host does: the engine takes two of one name, and then knows
+    neither. What is locked is a directory that every host has, so nothing is left behind."""
+    number = os.open(RUN_DIR, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
+
+
 def ensure_network(client: Any, name: str) -> bool:
     """Make the replicas' bridge network, on which containers do not reach each other. Returns whether it had to be made."""
-    if any(item["Name"] == name for item in client.networks(names=[name])):
-        return False
-    try:
-        client.create_network(
-            name,
-            driver="bridge",
-            options={"com.docker.network.bridge.enable_icc": "false"},
-            labels={"ironserve.network": name},
-            check_duplicate=True,
-        )
-    except docker.errors.APIError as exc:
-        # Another name of this machine was a moment earlier.
-        if exc.status_code != 409:
-            raise
-        return False
+    with _alone():
+        if any(item["Name"] == name for item in client.networks(names=[name])):
+            return False
+        try:
+            client.create_network(
+                name,
+                driver="bridge",
+                options={"com.docker.network.bridge.enable_icc": "false"},
+                labels={"ironserve.network": name},
+                check_duplicate=True,
+            )
+        except docker.errors.APIError as exc:
+            # Somebody else was a moment earlier.
+            if exc.status_code != 409:
+                raise
+            return False
     return True
 
 

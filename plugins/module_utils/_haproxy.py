@@ -19,7 +19,6 @@ import hashlib
 import os
 import re
 import socket
-import tempfile
 import time
 from typing import Collection, Iterator
 
@@ -799,27 +798,6 @@ class AdminSocket:
                 path, said[-1] if said else "it gave no reason"
             )
         )
-
-
-def mode_is_private(path: str) -> bool:
-    """Whether only the owner can use a file."""
-    return os.stat(path).st_mode & 0o777 == 0o600
-
-
-def write_private(path: str, text: str) -> None:
-    """Put a private file (0600) in place at once; nothing of it is left elsewhere. Raises LLMError naming it."""
-    partial = ""
-    try:
-        handle, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".gateway-")
-        with os.fdopen(handle, "w", encoding="utf-8") as sink:
-            sink.write(text)
-            sink.flush()
-            os.fsync(sink.fileno())
-        os.rename(partial, path)
-    except OSError as exc:
-        if partial and os.path.exists(partial):
-            os.unlink(partial)
-        raise LLMError("{0} cannot be written: {1}".format(path, exc.strerror)) from exc
 
 
 def running(path: str) -> dict[str, str] | None:

@@ -18,7 +18,7 @@ import socket
 import time
 from typing import Iterable
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy, _ports, _run
+from ansible_collections.ironserve.llm.plugins.module_utils import _files, _haproxy, _ports, _run
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, UnknownOutput, nearest
 
 #: The name of the gateway's file; HAProxy's stands in the same directory, and only one of them is there.
@@ -409,7 +409,7 @@ class Gateway:
     def validate(self, text: str) -> None:
         """Raise LLMError with nginx's reason when it would not take this text."""
         copy = self.config + ".new"
-        _haproxy.write_private(copy, outspoken(text))
+        _files.put(copy, outspoken(text))
         try:
             done = _run.run([binary(text), "-t", "-q", "-c", copy], timeout_s=30)
         finally:
@@ -434,12 +434,12 @@ class Gateway:
         master = family(setting(text, "pid"), self.config)
         if not master:
             raise LLMError("no nginx with the file {0} runs".format(self.config))
-        _haproxy.write_private(self.config, text)
+        _files.put(self.config, text)
         os.kill(master[0], signal.SIGHUP)
         try:
             wait_for(self.socket, identity, master[1:], wait_s)
         except LLMError as fault:
-            _haproxy.write_private(self.config, before)
+            _files.put(self.config, before)
             os.kill(master[0], signal.SIGHUP)
             raise LLMError("{0}. The file before was put back".format(fault)) from fault
 

@@ -163,7 +163,7 @@ import json
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _baseline, _report, _report_page
+from ansible_collections.ironserve.llm.plugins.module_utils import _baseline, _files, _report, _report_page
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 
@@ -212,7 +212,7 @@ def write(path: str, report: dict) -> None:
     """Write the report in its four forms, each in one step. Raises LLMError."""
     texts = forms(report)
     for name, text in zip(files_of(path), texts):
-        _baseline.write_text(name, text)
+        _files.put(name, text, _files.PUBLIC, 0o755)
 
 
 def forms(report: dict) -> list:

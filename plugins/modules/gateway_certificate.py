@@ -66,7 +66,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _certificate, _haproxy
+from ansible_collections.ironserve.llm.plugins.module_utils import _certificate, _files, _haproxy
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 #: A certificate that ends sooner is worth a warning: two weeks.
@@ -109,7 +109,7 @@ def run(module: AnsibleModule) -> dict[str, object]:
     if pem.ends - time.time() < SOON_S:
         module.warn("{0}: the certificate ends on {1}".format(module.params["source"], _certificate.day(pem.ends)))
     before = read(path)
-    same = before == pem.text and _haproxy.mode_is_private(path)
+    same = before == pem.text and _files.is_private(path)
     door = _haproxy.AdminSocket(socket)
     live = door.certificate(path) if _haproxy.running(socket) is not None else ""
     # The first certificate tells whether the gateway has it; of its chain only the file tells.
@@ -118,7 +118,7 @@ def run(module: AnsibleModule) -> dict[str, object]:
         # The gateway first: a run that is cut short in between finds another file and does both again.
         if live:
             door.set_certificate(path, pem.text)
-        _haproxy.write_private(path, pem.text)
+        _files.put(path, pem.text)
     described = "sha1 {0}, ends {1}\n".format(pem.fingerprint, _certificate.day(pem.ends))
     return {
         "changed": action != "none",

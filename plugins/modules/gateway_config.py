@@ -147,7 +147,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy, _nginx
+from ansible_collections.ironserve.llm.plugins.module_utils import _files, _haproxy, _nginx
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 
@@ -236,30 +236,20 @@ class Config:
         if status != 0:
             raise self.refused(_haproxy.validation_error(err or out, checked, self.path))
 
-    @staticmethod
-    def put(path: str, text: str) -> None:
-        """Put a private file in place at once."""
-        handle, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".haproxy-")
-        with os.fdopen(handle, "w", encoding="utf-8") as sink:
-            sink.write(text)
-            sink.flush()
-            os.fsync(sink.fileno())
-        os.rename(partial, path)
-
     def write(self, text: str, keep: bool) -> None:
         """Replace the file at once; with ``keep`` the present one becomes the previous one."""
         try:
             if keep and self.before is not None:
                 shutil.copy2(self.path, self.previous)
                 os.chmod(self.previous, 0o600)
-            self.put(self.path, text)
+            _files.put(self.path, text)
         except OSError as exc:
             raise LLMError("{0} cannot be written: {1}".format(self.path, exc.strerror)) from exc
 
     def lua_stands(self) -> bool:
         """Whether the Lua file is as it is to be."""
         return self.options["lua"] is None or (
-            read(self.options["lua_path"]) == self.options["lua"] and os.stat(self.options["lua_path"]).st_mode & 0o777 == 0o600
+            read(self.options["lua_path"]) == self.options["lua"] and _files.is_private(self.options["lua_path"])
         )
 
     def write_lua(self) -> None:
@@ -269,7 +259,7 @@ class Config:
             return
         try:
             if not self.lua_stands():
-                self.put(path, self.options["lua"])
+                _files.put(path, self.options["lua"])
             folder = os.path.dirname(path)
             named = self.text + (self.before or "")
             for name in os.listdir(folder):
@@ -433,12 +423,12 @@ class NginxConfig(Config):
             for number, path in enumerate(_nginx.included(self.text)):
                 if not os.path.exists(path):
                     replaced[path] = os.path.join(room, "{0}.map".format(number))
-                    self.put(replaced[path], "")
+                    _files.put(replaced[path], "")
             if self.options["lua"] is not None:
                 replaced[self.options["lua_path"]] = os.path.join(room, "requests.js")
-                self.put(replaced[self.options["lua_path"]], self.options["lua"])
+                _files.put(replaced[self.options["lua_path"]], self.options["lua"])
             checked = os.path.join(room, _nginx.FILE)
-            self.put(checked, _nginx.in_room(self.text, room, replaced))
+            _files.put(checked, _nginx.in_room(self.text, room, replaced))
             os.mkdir(os.path.join(room, os.path.basename(_nginx.temp_dir(self.text))))
             status, out, err = self.module.run_command([self.binary, "-t", "-q", "-c", checked])
         if status != 0:

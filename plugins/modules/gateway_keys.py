@@ -152,7 +152,7 @@ import secrets
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy, _nginx
+from ansible_collections.ironserve.llm.plugins.module_utils import _files, _haproxy, _nginx
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 #: The one entry of the map with the engine key.
@@ -195,8 +195,8 @@ class Keys:
             text = "sk-" + secrets.token_hex(24)
             self.changed = True
             if not self.check:
-                _haproxy.write_private(path, text + "\n")
-        elif not _haproxy.mode_is_private(path):
+                _files.put(path, text + "\n")
+        elif not _files.is_private(path):
             self.changed = True
             if not self.check:
                 os.chmod(path, 0o600)
@@ -222,10 +222,10 @@ class Keys:
         """Bring a map file up to date; return what it held before."""
         before = read(path)
         text = self.text(path, entries)
-        if before != text or not _haproxy.mode_is_private(path):
+        if before != text or not _files.is_private(path):
             self.changed = True
             if not self.check:
-                _haproxy.write_private(path, text)
+                _files.put(path, text)
         if not self.nginx:
             return _haproxy.parse_map_file(before or "")
         if path == self.options["keys_map"]:

@@ -129,12 +129,11 @@ waited_s:
 """
 
 import os
-import tempfile
 import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy, _nginx
+from ansible_collections.ironserve.llm.plugins.module_utils import _files, _haproxy, _nginx
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
 
 #: Where each wish ends.
@@ -151,12 +150,7 @@ def mark(path: str, names: dict[str, bool]) -> None:
         text = _haproxy.with_disabled(before, names)
         if text == before:
             return
-        handle, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".haproxy-")
-        with os.fdopen(handle, "w", encoding="utf-8") as sink:
-            sink.write(text)
-            sink.flush()
-            os.fsync(sink.fileno())
-        os.rename(partial, path)
+        _files.put(path, text)
     except OSError as exc:
         raise LLMError("{0} cannot be written: {1}".format(path, exc.strerror)) from exc
 

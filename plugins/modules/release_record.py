@@ -68,7 +68,7 @@ import re
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils._baseline import write_text
+from ansible_collections.ironserve.llm.plugins.module_utils import _files
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 
@@ -104,7 +104,8 @@ def run(params: dict, dry: bool) -> dict:
     previous, writing = current_of(directory), not os.path.exists(path)
     if not dry:
         if writing:
-            write_text(path, json.dumps(dict(params["record"], proof=params["proof"]), indent=4, sort_keys=True, ensure_ascii=True) + "\n")
+            text = json.dumps(dict(params["record"], proof=params["proof"]), indent=4, sort_keys=True, ensure_ascii=True) + "\n"
+            _files.put(path, text, _files.PUBLIC, 0o755)
         if previous != name:
             point(directory, name)
     return {

@@ -102,12 +102,11 @@ service_manager:
 import os
 import shutil
 import socket
-import tempfile
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _docker, _firewall, _host, _run
+from ansible_collections.ironserve.llm.plugins.module_utils import _docker, _files, _firewall, _host, _run
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 #: How long to wait for others who change rules at the same time.
@@ -161,13 +160,7 @@ def write(path: str, text: str, check_mode: bool) -> bool:
     if not text:
         os.unlink(path)
         return True
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    number, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".rules-")
-    with os.fdopen(number, "w", encoding="utf-8") as sink:
-        sink.write(text)
-        sink.flush()
-        os.fsync(sink.fileno())
-    os.rename(partial, path)
+    _files.put(path, text, folder_mode=0o700)
     return True
 
 

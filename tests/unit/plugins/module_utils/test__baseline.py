@@ -334,4 +334,4 @@ def test_the_own_baseline_broken_is_an_error_and_not_a_fresh_start(tmp_path):
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LLMError, match="file/x.json cannot be written"):
-        _baseline.write_text(str(tmp_path / "file" / "x.json"), "x")
+        _baseline.write(str(tmp_path / "file" / "x.json"), {})

@@ -240,6 +240,32 @@ def test_network_is_made_once_and_keeps_containers_apart(engine, client):
     assert _docker.ensure_network(client, "ironserve") is False
 
 
+def test_two_who_want_the_network_at_the_same_moment_make_one():
+    """The real engine takes a second network of the same name, and then starts no container on it."""
+
+    class Slow:
+        def __init__(self):
+            self.made, self.looked = [], threading.Semaphore(0)
+
+        def networks(self, names):
+            self.looked.release()
+            return [{"Name": name} for name in self.made if name in names]
+
+        def create_network(self, name, **_options):
+            # Another look before this one is made would miss it; the first release is this one's own.
+            self.looked.acquire()
+            self.looked.acquire(timeout=0.3)
+            self.made.append(name)
+
+    client, results = Slow(), []
+    threads = [threading.Thread(target=lambda: results.append(_docker.ensure_network(client, "ironserve"))) for _turn in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert (client.made, sorted(results)) == (["ironserve"], [False, True])
+
+
 def test_a_network_that_another_made_or_removed_a_moment_earlier_is_as_good(engine, client):
     """Names of one machine do the same at the same time."""
     engine.answers["GET", "/networks"] = (200, [])

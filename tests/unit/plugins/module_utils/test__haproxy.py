@@ -423,20 +423,6 @@ def test_a_port_that_the_gateway_holds_may_move_to_another_address():
             _haproxy.require_bindable([("127.0.0.1", port)], {port})
 
 
-def test_a_private_file_is_put_at_once_and_leaves_no_copy_of_a_secret(tmp_path):
-    path = tmp_path / "keys.map"
-    _haproxy.write_private(str(path), "secret\n")
-    assert path.read_text() == "secret\n" and _haproxy.mode_is_private(str(path))
-    path.chmod(0o640)
-    assert not _haproxy.mode_is_private(str(path))
-    # A directory in its place cannot be replaced by a file.
-    taken = tmp_path / "taken"
-    (taken / "x").mkdir(parents=True)
-    with pytest.raises(LLMError, match="taken cannot be written"):
-        _haproxy.write_private(str(taken), "secret\n")
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["keys.map", "taken"]
-
-
 def test_one_changes_the_gateway_at_a_time(tmp_path):
     door = tmp_path / "gateway.sock"
     with _haproxy.turn(str(door)):
