@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pytest
 from integration.gateway import gateway_lab
-from integration.gateway.gateway_lab import Engine, Gateway, server
 
 
 def pytest_collection_modifyitems(items):
@@ -21,27 +20,11 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def make():
     """Make gateways and engines that are gone after the test."""
-    made = []
-
-    def gateway(**options):
-        made.append(Gateway(**options))
-        return made[-1]
-
-    def engine(*arguments, **options):
-        made.append(Engine(*arguments, **options))
-        return made[-1]
-
-    gateway.engine = engine
-    yield gateway
-    for thing in reversed(made):
-        getattr(thing, "remove", getattr(thing, "stop", None))()
+    with gateway_lab.maker(gateway_lab.Gateway) as made:
+        yield made
 
 
 @pytest.fixture
 def pair(make):
-    """A gateway with two engines behind it, both healthy."""
-    gateway = make()
-    engines = [make.engine(), make.engine()]
-    servers = [server("n-c0", engines[0].port), server("n-c1", engines[1].port)]
-    assert gateway.put(servers)["action"] == "started"
-    return gateway, engines, servers
+    """A gateway with two healthy engines behind it."""
+    return gateway_lab.with_two_engines(make)

@@ -331,6 +331,35 @@ def server(name, port, proven=True, places=2, models=()):
     return {"name": name, "address": "127.0.0.1", "port": port, "max_num_seqs": places, "proven": proven, "models": list(models)}
 
 
+@contextlib.contextmanager
+def maker(kind):
+    """Make gateways of a kind, and with ``.engine`` engines, that are gone afterwards."""
+    made = []
+
+    def keep(thing):
+        made.append(thing)
+        return thing
+
+    def gateway(**options):
+        return keep(kind(**options))
+
+    gateway.engine = lambda *arguments, **options: keep(Engine(*arguments, **options))
+    try:
+        yield gateway
+    finally:
+        for thing in reversed(made):
+            getattr(thing, "remove", getattr(thing, "stop", None))()
+
+
+def with_two_engines(make, models=()):
+    """A gateway with two healthy engines behind it: the gateway, the engines and the servers."""
+    gateway = make()
+    engines = [make.engine(), make.engine()]
+    servers = [server(name, engine.port, models=models) for name, engine in zip(("n-c0", "n-c1"), engines, strict=True)]
+    assert gateway.put(servers)["action"] == "started"
+    return gateway, engines, servers
+
+
 def version():
     """Return HAProxy's first line about itself."""
     return subprocess.run([HAPROXY, "-v"], capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()[0]

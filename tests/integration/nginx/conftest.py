@@ -7,9 +7,8 @@
 from __future__ import annotations
 
 import pytest
-from integration.gateway.gateway_lab import Engine, server
+from integration.gateway import gateway_lab
 from integration.nginx import nginx_lab
-from integration.nginx.nginx_lab import NginxGateway
 
 
 def pytest_collection_modifyitems(items):
@@ -22,27 +21,11 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def make():
     """Make gateways and engines that are gone after the test."""
-    made = []
-
-    def gateway(**options):
-        made.append(NginxGateway(**options))
-        return made[-1]
-
-    def engine(*arguments, **options):
-        made.append(Engine(*arguments, **options))
-        return made[-1]
-
-    gateway.engine = engine
-    yield gateway
-    for thing in reversed(made):
-        getattr(thing, "remove", getattr(thing, "stop", None))()
+    with gateway_lab.maker(nginx_lab.NginxGateway) as made:
+        yield made
 
 
 @pytest.fixture
 def pair(make):
-    """A gateway with two engines behind it."""
-    gateway = make()
-    engines = [make.engine(), make.engine()]
-    servers = [server("n-c0", engines[0].port, models=["m", "alias"]), server("n-c1", engines[1].port, models=["m", "alias"])]
-    assert gateway.put(servers)["action"] == "started"
-    return gateway, engines, servers
+    """A gateway with two healthy engines behind it."""
+    return gateway_lab.with_two_engines(make, models=["m", "alias"])
