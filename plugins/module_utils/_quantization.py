@@ -241,7 +241,7 @@ class _Runtime:
 
     def __init__(self, config: dict[str, Any], modules: Iterable[str]) -> None:
         architectures = config.get("architectures")
-        name = architectures[0] if isinstance(architectures, list) and architectures else ""
+        name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
         self.prefixes = _RUNTIME.get(name, ())
         self.known = name in _RUNTIME or all(_FLAT.match(module) for module in modules)
 
@@ -332,14 +332,14 @@ def _check_layers(config: dict[str, Any], linears: dict[str, Linear], findings: 
     for stem, numbers in sorted(layers.items()):
         draft = stem.startswith("mtp.")
         wanted = mtp if draft else settings.get("num_hidden_layers") if stem == _main(layers) else None
-        absent = sorted(set(range(wanted)) - set(numbers)) if isinstance(wanted, int) else []
+        absent, first = _absent(wanted, numbers) if isinstance(wanted, int) else (0, 0)
         if absent:
-            text = "config.json promises {0} layers, {1} are not there, first {2}".format(wanted, len(absent), absent[0])
+            text = "config.json promises {0} layers, {1} are not there, first {2}".format(wanted, absent, first)
             findings.append(Finding("incomplete", stem, "config.json", text))
-        kinds = ["full_attention"] * (max(numbers) + 1) if draft else _kinds(settings)
         if stem == _main(layers) or draft:
             for number, rests in sorted(numbers.items()):
-                _check_attention("{0}.{1}".format(stem, number), rests, kinds[number] if number < len(kinds) else "", findings)
+                kind = "full_attention" if draft else _kind(settings, number)
+                _check_attention("{0}.{1}".format(stem, number), rests, kind, findings)
         _check_experts(stem, numbers, settings.get("num_experts"), findings)
     if isinstance(mtp, int) and mtp > 0 and not any(stem.startswith("mtp.") for stem in layers):
         notes.append(
@@ -352,14 +352,21 @@ def _main(layers: dict[str, dict[int, dict[str, str]]]) -> str:
     return max((stem for stem in layers if not stem.startswith("mtp.")), key=lambda stem: (len(layers[stem]), stem), default="")
 
 
-def _kinds(settings: dict[str, Any]) -> list[str]:
-    """Kind of attention by layer, for hybrid models; empty when the config does not tell."""
+def _absent(count: int, held: Iterable[int]) -> tuple[int, int]:
+    """How many of the numbers below ``count`` are not in ``held``, and the first of them. A damaged config may promise any number."""
+    there = {number for number in held if 0 <= number < count}
+    first = next(number for number in range(len(there) + 1) if number not in there)
+    return max(count, 0) - len(there), first
+
+
+def _kind(settings: dict[str, Any], number: int) -> str:
+    """Kind of attention of a layer, for hybrid models; empty when the config does not tell."""
     kinds, every, count = settings.get("layer_types"), settings.get("full_attention_interval"), settings.get("num_hidden_layers")
     if isinstance(kinds, list):
-        return kinds if "linear_attention" in kinds else []
-    if isinstance(every, int) and every > 0 and isinstance(count, int):
-        return ["linear_attention" if (number + 1) % every else "full_attention" for number in range(count)]
-    return []
+        return str(kinds[number]) if "linear_attention" in kinds and number < len(kinds) else ""
+    if isinstance(every, int) and every > 0 and isinstance(count, int) and number < count:
+        return "linear_attention" if (number + 1) % every else "full_attention"
+    return ""
 
 
 def _check_attention(layer: str, rests: dict[str, str], kind: str, findings: list[Finding]) -> None:
@@ -393,11 +400,9 @@ def _check_experts(stem: str, numbers: dict[int, dict[str, str]], promised: Any,
         name = "{0}.{1}.mlp.experts".format(stem, number)
         shard = next(shard for rest, shard in rests.items() if _EXPERT.match(rest))
         count = promised if isinstance(promised, int) and not isinstance(promised, bool) else max(held) + 1
-        absent = sorted(set(range(count)) - set(held))
+        absent, first = _absent(count, held)
         if absent:
-            findings.append(
-                Finding("incomplete", name, shard, "{0} of {1} experts are not there, first {2}".format(len(absent), count, absent[0]))
-            )
+            findings.append(Finding("incomplete", name, shard, "{0} of {1} experts are not there, first {2}".format(absent, count, first)))
         for expert, parts in sorted(held.items()):
             lacks = [part for part in _EXPERT_PARTS if part not in parts]
             if lacks and parts & set(_EXPERT_PARTS):
@@ -553,7 +558,7 @@ def _judge_scales(part: Linear, scheme: dict[str, Any], findings: list[Finding])
 
     rows, columns = part.weight.shape
     weights = scheme["weights"] if isinstance(scheme.get("weights"), dict) else {}
-    strategy = weights.get("strategy")
+    strategy = str(weights.get("strategy"))
     scale = part.beside.get("weight_scale")
     if scale is None:
         others = [suffix for suffix in part.scales if "scale" in suffix and "input" not in suffix]
@@ -623,7 +628,7 @@ def judge_ascend(config: dict[str, Any], described: dict[str, Any], tensors: Ten
         if kind is None:
             text = "{0} does not describe its weight: the engine stops at it".format(DESCRIPTION)
             findings.append(Finding("key_missing", module, part.shard, text))
-        elif kind not in ASCEND_TYPES:
+        elif not isinstance(kind, str) or kind not in ASCEND_TYPES:
             text = "is described as {0!r}, which this collection does not know; it knows {1}".format(kind, ", ".join(sorted(ASCEND_TYPES)))
             findings.append(Finding("unknown_type", module, part.shard, text))
         elif (kind != "FLOAT") != part.quantized:
@@ -637,7 +642,7 @@ def judge_ascend(config: dict[str, Any], described: dict[str, Any], tensors: Ten
                 text = "is described as FLOAT, yet has {0} beside it".format(", ".join(part.scales))
                 findings.append(Finding("scale_stray", module, part.shard, text))
     for unit in _units(linears, _Runtime(config, linears), findings):
-        kinds = {part.name: described.get(part.name + ".weight") for part in unit.parts}
+        kinds = {part.name: str(described.get(part.name + ".weight")) for part in unit.parts}
         if len(set(kinds.values())) > 1:
             one = unit.parts[0]
             other = next(part for part in unit.parts if kinds[part.name] != kinds[one.name])

@@ -334,6 +334,18 @@ def test_what_the_config_promises_must_be_there(case, gone, says):
     assert says in only(case.judge(), "incomplete")
 
 
+@pytest.mark.parametrize("key, says", [("num_hidden_layers", "promises {0} layers"), ("num_experts", "of {0} experts are not there")])
+def test_a_number_beyond_all_models_is_a_problem_and_takes_no_memory(case, key, says):
+    case.config["text_config"].update({key: 1 << 70, "full_attention_interval": 1})
+    del case.config["text_config"]["layer_types"]
+    assert says.format(1 << 70) in "".join(case.judge().problems)
+
+
+def test_a_layer_number_beyond_all_models_takes_no_memory(case):
+    case.tensors = {name.replace("mtp.layers.0.", "mtp.layers.{0}.".format(1 << 70)): about for name, about in case.tensors.items()}
+    assert "1 are not there, first 0" in "".join(case.judge().problems)
+
+
 def test_a_layer_of_the_other_kind_is_found(case):
     case.config["text_config"]["layer_types"] = ["full_attention"] * 3 + ["linear_attention"]
     assert {"is full_attention", "is linear_attention"} <= {" ".join(line.split(": ")[3].split()[:2]) for line in case.judge().problems}
@@ -541,3 +553,15 @@ def test_a_description_under_another_name_is_recognized(case):
 def test_two_descriptions_are_one_too_many(case):
     case.described = dict.fromkeys(case.tensors, "FLOAT")
     assert "two_descriptions" in case.judge().checks
+
+
+# ---- values of another type than anybody expects
+
+
+@pytest.mark.parametrize("odd", [[], {}, ["channel"], {"a": 1}])
+def test_a_value_of_an_odd_type_is_a_problem_like_others(case, odd):
+    case.config["architectures"] = [odd]
+    case.block["config_groups"]["group_0"]["weights"]["strategy"] = odd
+    assert case.judge().problems
+    case.block, case.described = None, dict.fromkeys(case.tensors, odd)
+    assert "unknown_type" in case.judge().checks
