@@ -902,8 +902,15 @@ def _zip_members(path: str) -> Iterator[Callable[[str, Entry, str], None]]:
                     info = archive.getinfo(member)
                 except KeyError as exc:
                     raise LLMError(_no_member(path, member, archive.namelist())) from exc
-                with archive.open(info) as handle:
-                    _write(handle, target, entry.size)
+                try:
+                    with archive.open(info) as handle:
+                        _write(handle, target, entry.size)
+                except RuntimeError as exc:
+                    raise LLMError(
+                        "{0}: member {1} cannot be unpacked: {2}; pack the archive again without a password, stored or deflated".format(
+                            path, member, str(exc).rpartition("> ")[2]
+                        )
+                    ) from exc
 
             yield give
     except (zipfile.BadZipFile, EOFError, zlib.error, LZMAError) as exc:

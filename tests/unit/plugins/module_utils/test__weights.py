@@ -283,6 +283,23 @@ def test_a_cut_archive_is_an_error_that_names_it(site, tmp_path, kind):
     assert not site.path.exists()
 
 
+@pytest.mark.parametrize(
+    "local, central, value, says", [(6, 8, 1, "is encrypted, password required"), (8, 10, 9, "compression method is not supported")]
+)
+def test_a_zip_with_a_password_or_an_unknown_compression_is_an_error_that_names_it(site, tmp_path, local, central, value, says):
+    path = pack(tmp_path, "zip", FILES, "")
+    raw = bytearray(path.read_bytes())
+    for mark, at in ((b"PK\x03\x04", local), (b"PK\x01\x02", central)):
+        begin = raw.find(mark)
+        while begin >= 0:
+            raw[begin + at] = value
+            begin = raw.find(mark, begin + 1)
+    path.write_bytes(bytes(raw))
+    with pytest.raises(LLMError, match="archive.zip: member one.gguf cannot be unpacked: .*{0}.*pack the archive again".format(says)):
+        site.put({"kind": "archive", "path": str(path)})
+    assert not site.path.exists()
+
+
 def test_a_member_that_is_not_there_or_no_file_is_named(site, tmp_path):
     path = pack(tmp_path, "zip", FILES, "model/")
     with pytest.raises(LLMError, match="no member one.gguf .* it has model/one.gguf: correct member_dir"):
