@@ -92,6 +92,11 @@ def _without_secrets(url: str) -> str:
     return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
+def public(source: dict) -> dict:
+    """A source that may be shown: its addresses without user, password and query."""
+    return {name: _without_secrets(value) if name in ("url", "endpoint") and value else value for name, value in source.items()}
+
+
 def revision_of(source: dict) -> str:
     """The revision a source asks for, else the hub's default branch."""
     return source.get("revision") or DEFAULT_REVISION[source["kind"]]
@@ -736,9 +741,7 @@ def about(source: dict, commit: str) -> dict:
     """What a stored manifest says about where it came from."""
     found = {name: source[name] for name in ("kind", "repo", "include", "exclude", "endpoint") if source.get(name)}
     found.update(revision=revision_of(source), commit=commit)
-    if found.get("endpoint"):
-        found["endpoint"] = _without_secrets(found["endpoint"])
-    return found
+    return public(found)
 
 
 def same_source(document: dict, source: dict) -> bool:

@@ -327,7 +327,7 @@ def fetched(module: AnsibleModule, path: str) -> dict:
     return {
         "changed": bool(names),
         "manifest_id": identity,
-        "source": source,
+        "source": _hubs.public(source),
         "fetched": value["fetched"],
         "fetched_bytes": sum(entry.size for entry in entries if entry.path in names),
         "kept": value["kept"],

@@ -476,6 +476,7 @@ def test_names_hold_no_secrets():
     assert name == "mirror https://host/dir"
     name = _hubs.name_of({"kind": "modelscope", "repo": "a/b", "endpoint": "https://me:canary@host"})
     assert name == "modelscope a/b at master on https://host"
+    assert _hubs.public({"kind": "http", "url": "https://me:canary@host/dir"}) == {"kind": "http", "url": "https://host/dir"}
 
 
 # ---- the stored manifest

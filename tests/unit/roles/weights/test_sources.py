@@ -116,3 +116,13 @@ def test_a_mirror_and_then_another_host(site):
     # Their directories differ here, for both are this machine.
     said = site.play({"kind": "host", "host": "one", "path": str(site.weights("one"))}, FILES, host="two")
     assert site.content("two") == FILES and site.hub.sent("model.gguf") == sent, said
+
+
+def test_user_and_password_of_a_mirror_are_used_and_kept_nowhere(site):
+    url = site.hub.url.replace("://", "://bob:pass-4711@") + "/mirror/" + NAME
+    said = site.play({"kind": "http", "url": url}, FILES)
+    assert site.content() == FILES
+    held = [path for path in (site.folder / "one").rglob("*") if path.is_file() and b"pass-4711" in path.read_bytes()]
+    assert "pass-4711" not in said and held == []
+    stored = json.loads((site.weights().parent / "v.manifest.json").read_text())
+    assert stored["source"] == {"kind": "http", "url": site.hub.url + "/mirror/" + NAME}
