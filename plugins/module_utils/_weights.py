@@ -454,6 +454,12 @@ def _place_locked(
 ) -> Placed:
     staging, old = staging_of(path), path + ".old"
     for name in _document_halves(path):
+        if os.path.lexists(old) and os.path.lexists(path):
+            # Killed between the switch and its manifest, which was whole before the switch: only by it what is in place has a name.
+            with contextlib.suppress(LLMError):
+                if _manifest.read_document(name):
+                    os.replace(name, document_of(path))
+                    continue
         os.unlink(name)
     if os.path.lexists(old):
         # a run was killed inside the switch: the last good directory goes back before anything else

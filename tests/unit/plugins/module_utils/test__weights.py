@@ -625,10 +625,28 @@ def test_the_same_weights_repaired_are_no_version(site):
     assert site.content() == VERSIONS[0] and kept(site) == []
 
 
-def test_a_kill_inside_the_switch_costs_no_version(site, monkeypatch):
+def killed_before_its_manifest(patch, path) -> None:
+    """Die when the new weights are in place and their manifest is not."""
+    replace = os.replace
+
+    def die(source, target):
+        if target == str(path) + ".manifest.json":
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    patch.setattr(_weights.os, "replace", die)
+
+
+def killed_after_its_manifest(patch, path) -> None:
+    """Die when both are in place."""
+    patch.setattr(_weights, "_put_aside", unittest.mock.Mock(side_effect=KeyboardInterrupt))
+
+
+@pytest.mark.parametrize("killed", [killed_before_its_manifest, killed_after_its_manifest])
+def test_a_kill_inside_the_switch_costs_no_version(site, monkeypatch, killed):
     replaced(site, VERSIONS[0], keep=1)
     with monkeypatch.context() as patch:
-        patch.setattr(_weights, "_put_aside", unittest.mock.Mock(side_effect=KeyboardInterrupt))
+        killed(patch, site.path)
         with pytest.raises(KeyboardInterrupt):
             replaced(site, VERSIONS[1], keep=1)
     replaced(site, VERSIONS[1], keep=1)
