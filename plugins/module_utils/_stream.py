@@ -22,6 +22,7 @@ import errno
 import gc
 import os
 import random
+import re
 import resource
 import select
 import socket
@@ -59,6 +60,8 @@ CONNECTING, HANDSHAKE, SENDING, READING, OVER = range(5)
 
 _READ_MASK = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 _LAST_EVENT = b"data: [DONE]"
+_CHUNK_SIZE = re.compile(b"[0-9A-Fa-f]{1,15}$")
+_STATUS = re.compile("[1-9][0-9]{2}$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,7 +263,7 @@ class Body:
     def _read_head(self, head: bytes) -> bool:
         lines = head.decode("latin-1").split("\r\n")
         first = lines[0].split(None, 2)
-        if len(first) < 2 or not first[0].startswith("HTTP/1.") or not first[1].isdigit():
+        if len(first) < 2 or not first[0].startswith("HTTP/1.") or not _STATUS.match(first[1]):
             self._bad("this is no HTTP answer", head)
             return False
         if first[1].startswith("1"):
@@ -272,7 +275,8 @@ class Body:
             self.headers[name.strip().lower()] = value.strip()
         self._chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
         length = self.headers.get("content-length", "")
-        if not self._chunked and length.isdigit():
+        # Latin-1 has digits that are no numbers, such as a raised 2.
+        if not self._chunked and length.encode("latin-1").isdigit():
             self._left = int(length)
             self.over = self._left == 0
         return True
@@ -307,11 +311,12 @@ class Body:
                 if len(self._buffer) > 4096:
                     self._bad("this is no chunk", self._buffer)
                 return b"".join(out)
-            try:
-                self._left = int(data[at:end].partition(b";")[0], 16)
-            except ValueError:
+            size = data[at:end].partition(b";")[0].strip()
+            # int() takes a sign, too, and a chunk of less than nothing would be read for ever.
+            if not _CHUNK_SIZE.match(size):
                 self._bad("this is no chunk", data[at:end])
                 return b"".join(out)
+            self._left = int(size, 16)
             at = end + 2
             if not self._left:
                 # Trailers tell nothing that is wanted.

@@ -152,12 +152,29 @@ def test_what_comes_before_the_answer_is_passed_over_and_extensions_too():
         (HEAD + b"zz\r\n", "no chunk"),
         (b"x" * 70000, "does not end"),
         (HEAD + b"1" * 5000, "no chunk"),
+        (HEAD + b"+3\r\nabc\r\n", "no chunk"),
+        (HEAD + b"1" * 16 + b"\r\n", "no chunk"),
+        ("HTTP/1.1 2\u00b20 OK\r\n\r\n".encode("latin-1"), "no HTTP answer"),
+        (b"HTTP/1.1 000 OK\r\n\r\n", "no HTTP answer"),
     ],
 )
 def test_what_is_no_http_is_a_fault(data, fault):
     body = Body()
     body.feed(data)
     assert body.over and fault in body.fault
+
+
+def test_a_chunk_of_less_than_nothing_is_a_fault_and_not_read_for_ever():
+    body = Body()
+    reader = threading.Thread(target=body.feed, args=(HEAD + b"-6\r\n",), daemon=True)
+    reader.start()
+    reader.join(5)
+    assert not reader.is_alive() and body.over and "no chunk: -6" in body.fault
+
+
+def test_a_length_that_is_no_number_is_none():
+    body = Body()
+    assert body.feed("HTTP/1.1 200 OK\r\nContent-Length: \u00b2\r\n\r\nabc".encode("latin-1")) == b"abc" and not body.over
 
 
 def test_a_cut_chunked_body_is_not_over():
