@@ -150,7 +150,7 @@ def call_trouble(calls: list, content: str, finish: str, meter: str, unit: str) 
             return "the call has no id"
         try:
             arguments = json.loads(call["arguments"])
-        except ValueError:
+        except (ValueError, RecursionError):
             return "the arguments are no JSON: {0}".format(_quote(call["arguments"]))
         misfit = _json_schema.misfit(arguments, TOOL["function"]["parameters"], "the arguments")
         if misfit:

@@ -48,7 +48,7 @@ def json_schema(prover: Any, item: dict) -> Found:
             return Found("{0}: {1}".format(way, trouble))
         try:
             value = json.loads(answer.content)
-        except ValueError:
+        except (ValueError, RecursionError):
             return Found("{0}: the answer is no JSON: {1}".format(way, _quote(answer.content)))
         misfit = _json_schema.misfit(value, _SCHEMA, "the answer")
         if misfit:
@@ -136,7 +136,7 @@ def _refusal(reply: _http.Reply, wanted: tuple, told: str) -> str:
         return "{0} got HTTP {1}, not {2}: {3}".format(told, reply.status, " or ".join(str(status) for status in wanted), reply.head())
     try:
         body = json.loads(reply.text())
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict) or not (body.get("error") or body.get("message") or body.get("detail")):
         return "{0} got HTTP {1} without a reason in JSON: {2}".format(told, reply.status, reply.head())

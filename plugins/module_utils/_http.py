@@ -97,7 +97,7 @@ class Reply:
         """Decode the body. Raises HttpError (``protocol``) naming ``url`` when it is not JSON."""
         try:
             return json.loads(self.text())
-        except ValueError:
+        except (ValueError, RecursionError):
             raise HttpError(PROTOCOL, url, "HTTP {0} with a body that is not JSON: {1}".format(self.status, self.head())) from None
 
 

@@ -77,7 +77,7 @@ def form(text: str) -> str:
     if inner[:1] in ("{", "["):
         try:
             json.loads(inner)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
         else:
             return "json"

@@ -153,7 +153,8 @@ def parse(at: float, data: str) -> Event:
         return Event(at, frozenset())
     try:
         body = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
+        # Lists in lists without end are what a decoder gives up on.
         body = None
     if not isinstance(body, dict):
         return Event(at, frozenset((MALFORMED,)), error=data[:200])

@@ -135,6 +135,7 @@ GOOD = {"meter": "M-417", "unit": "kelvin"}
         ([call(GOOD, name="weather")], "", "tool_calls", 'it called "weather"'),
         ([call(GOOD, ident="")], "", "tool_calls", "the call has no id"),
         ([call('{"meter": ')], "", "tool_calls", "the arguments are no JSON"),
+        ([call("[" * 200000)], "", "tool_calls", "the arguments are no JSON"),
         ([call('["M-417"]')], "", "tool_calls", "the arguments is ['M-417'], not of type object"),
         ([call({"meter": "M-417"})], "", "tool_calls", 'the arguments lacks "unit"'),
         ([call(dict(GOOD, more=1))], "", "tool_calls", 'the arguments has "more"'),

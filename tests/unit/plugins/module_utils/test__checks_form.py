@@ -32,6 +32,7 @@ def only(way, text):
     [
         (fills, ""),
         (only("whole", "Japan, 123456"), "whole: the answer is no JSON"),
+        (only("whole", "[" * 200000), "whole: the answer is no JSON"),
         (only("streamed", "```json\n{}\n```"), "streamed: the answer is no JSON"),
         (only("streamed", '{"country": "Japan"}'), 'streamed: the answer lacks "code"'),
         (only("whole", '{"country": "Japan", "code": 1}'), "whole: the form should say Japan and"),

@@ -158,6 +158,11 @@ def test_a_body_that_is_not_json_is_named_with_its_head():
     assert str(caught.value) == "http://h:1/x: HTTP 200 with a body that is not JSON: <html> <b>hi"
 
 
+def test_lists_in_lists_without_end_are_not_json():
+    with pytest.raises(_http.HttpError, match="HTTP 200 with a body that is not JSON: \\[\\["):
+        _http.Reply(200, "application/json", b"[" * 200000, 0.1).json("http://h:1/x")
+
+
 def test_one_line_folds_and_cuts():
     assert _http.one_line("a\n b\x00" + "c" * 300) == "a b\ufffd" + "c" * 193 + "..."
 

@@ -87,6 +87,10 @@ def test_rubbish_is_found_by_name(text, wanted):
     assert wanted in names(text, language="en")
 
 
+def test_lists_in_lists_without_end_are_rubbish_and_no_error():
+    assert "equal_run" in [finding.name for finding in _quality.inspect("[" * 200000)]
+
+
 def test_each_finding_carries_its_figure_and_limit():
     found = {finding.name: finding for finding in _quality.inspect("!" * 64)}
     assert (found["equal_run"].figure, found["equal_run"].limit) == (64, 8)

@@ -184,6 +184,11 @@ def test_odd_bodies_never_raise_and_carry_no_text(body):
     assert (event.content, event.reasoning, event.tool, event.usage) == ("", "", "", None)
 
 
+@pytest.mark.parametrize("start", ["[", '{"a":'])
+def test_lists_in_lists_without_end_are_malformed(start):
+    assert _sse.parse(0.0, start * 200000).kinds == {"malformed"}
+
+
 def test_a_missing_done_is_seen():
     made = _sse.Transcript(0.0)
     made.feed(1.0, CAPTURED.replace(b"data: [DONE]\n\n", b""))
