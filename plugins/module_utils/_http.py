@@ -31,6 +31,9 @@ else:
 #: Bytes of an answer kept in an error message.
 BODY_HEAD = 200
 
+#: No wait is longer than this, seconds: a week. A longer one, or one without end, is a slip, and some clocks take none.
+LONGEST_S = 604800.0
+
 REFUSED = "refused"
 RESET = "reset"
 CONNECT_TIMEOUT = "connect_timeout"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import random
 import time
 from typing import Any, Callable, Sequence
@@ -78,8 +79,13 @@ class Protocol:
         for name, least in (("count", 1), ("output_tokens", 1), ("requests", 1), ("repeats", 1), ("warmup", 0), ("input_tokens", 16)):
             if getattr(self, name) < least:
                 raise LLMError("{0} must be {1} or more, not {2}".format(name, least, getattr(self, name)))
-        if not self.levels or min(self.levels) <= 0:
+        if not self.levels or not all(0 < level < math.inf for level in self.levels):
             raise LLMError("at least one level is needed, each above 0, not {0}".format(list(self.levels)))
+        for name, limit in self.slo.items():
+            if limit is not None and not 0 < limit < math.inf:
+                raise LLMError("slo.{0} must be a number above 0, not {1:g}".format(name, limit))
+        if not 0 <= self.saturation_gain_pct < math.inf:
+            raise LLMError("saturation_gain_pct must be 0 or more, not {0:g}".format(self.saturation_gain_pct))
         if self.load == CLOSED and any(level != int(level) for level in self.levels):
             raise LLMError("concurrency must be whole numbers, not {0}".format(list(self.levels)))
         if len(set(self.levels)) < len(self.levels):

@@ -14,6 +14,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
+import math
 import secrets
 import threading
 import time
@@ -192,9 +193,14 @@ class _Stop(Exception):
         self.detail = detail
 
 
+def _above(value: object, least: float) -> bool:
+    """Whether ``value`` is a number above ``least``. What is no number (NaN) or has no end is none: it would let everything pass, or nothing."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > least
+
+
 def _number(data: dict, key: str, default: float | None) -> float:
     value = data.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+    if not _above(value, 0):
         raise LLMError("acceptance.{0} must be a number above 0, not {1!r}".format(key, value))
     return float(value)
 
@@ -217,6 +223,8 @@ def _check_item(index: int, item: object) -> dict:
     for key in ("expect", "shots", "skip", "depths"):
         if key in item and not isinstance(item[key], list):
             raise LLMError("{0}: '{1}' must be a list".format(where, key))
+    if any(word is None or not str(word).strip() for word in item.get("expect", [])):
+        raise LLMError("{0}: 'expect' has an empty word, which stands in every answer".format(where))
     for key in ("prompt", "answer"):
         if kind == "nonce_recall" and "{nonce}" not in str(item.get(key, "{nonce}")):
             raise LLMError("{0}: '{1}' must contain {{nonce}}".format(where, key))
@@ -226,7 +234,7 @@ def _check_item(index: int, item: object) -> dict:
             raise LLMError("{0}: '{1}' must be a whole number above 0, not {2!r}".format(where, key, value))
     for key in _NUMBERS:
         value = item.get(key, 1)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        if not _above(value, 0):
             raise LLMError("{0}: '{1}' must be a number above 0, not {2!r}".format(where, key, value))
     if item.get("form", "") not in ("", *_quality.FORMS):
         raise LLMError("{0}: 'form' must be one of {1}, not {2!r}".format(where, ", ".join(_quality.FORMS), item["form"]))
@@ -238,7 +246,7 @@ def _check_item(index: int, item: object) -> dict:
     if item.get("times", 3) > 10:
         raise LLMError("{0}: 'times' must be 10 or less".format(where))
     value = item.get("factor", PREFIX_FACTOR)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 1:
+    if not _above(value, 1):
         raise LLMError("{0}: 'factor' must be a number above 1, not {1!r}".format(where, value))
     return dict(item)
 
@@ -269,13 +277,16 @@ def read_acceptance(data: dict) -> Acceptance:
     for index, item in enumerate(excluded):
         if not isinstance(item, dict) or not item.get("check") or not item.get("reason"):
             raise LLMError("acceptance.not_applicable[{0}] must have the keys 'check' and 'reason'".format(index))
+    request = data.get("request") or {}
+    if not isinstance(request, dict):
+        raise LLMError("acceptance.request must be a mapping of members of a request body, not {0!r}".format(request))
     return Acceptance(
         checks,
         excluded,
         _number(data, "floor_decode_tokens_per_s", 5.0),
         _number(data, "ttft_limit_s", 10.0),
         _number(data, "exact_pass_share", 1.0),
-        data.get("request") or {},
+        request,
     )
 
 

@@ -71,7 +71,7 @@ options:
     description: The share of right answers that was recorded for this model, from V(0) to V(1). Without it the score is told and not judged.
     type: float
   tolerance:
-    description: How far below O(recorded) the score may be.
+    description: How far below O(recorded) the score may be, a share from V(0) to V(1).
     type: float
     default: 0.05
   max_tokens:
@@ -231,10 +231,15 @@ def main() -> None:
     results = []
     try:
         for name, least in (("concurrency", 1), ("max_tokens", 1), ("limit", 0), ("timeout_s", 0.001), ("tolerance", 0)):
-            if options[name] < least:
+            # Not the other way round: what is no number (NaN) is not less, either.
+            if not options[name] >= least:
                 raise LLMError("{0} must be {1:g} or more, not {2:g}".format(name, least, options[name]))
         if options["recorded"] is not None and not 0 <= options["recorded"] <= 1:
             raise LLMError("recorded is a share from 0 to 1, not {0:g}".format(options["recorded"]))
+        if options["tolerance"] > 1:
+            raise LLMError("tolerance is a share from 0 to 1, not {0:g}: 2 % is 0.02".format(options["tolerance"]))
+        if options["timeout_s"] > _http.LONGEST_S:
+            raise LLMError("timeout_s must be at most {0:g} s, not {1:g}".format(_http.LONGEST_S, options["timeout_s"]))
         if not options["endpoints"]:
             raise LLMError("no endpoint was given")
         problems = problems_of(options)

@@ -643,8 +643,8 @@ def main() -> None:
 
     try:
         for name, value in dict(options["timeouts"], card_interval_s=period).items():
-            if value <= 0:
-                raise LLMError("{0} must be above 0 s, not {1:g}".format(name, value))
+            if not 0 < value <= _http.LONGEST_S:
+                raise LLMError("{0} must be above 0 s and at most {1:g} s, not {2:g}".format(name, _http.LONGEST_S, value))
         texts, skipped = texts_of(options["prompts"])
         endpoints = [Endpoint(**dict(item, cards=tuple(item["cards"]))) for item in options["endpoints"]]
         bench = Bench(protocol_of(options, texts), endpoints, Limits(**options["timeouts"]), watch)

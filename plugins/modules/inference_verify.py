@@ -252,6 +252,7 @@ results:
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.ironserve.llm.plugins.module_utils import _http
 from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._verify import (
@@ -332,8 +333,8 @@ def main() -> None:
         if options["max_num_seqs"] < 0:
             raise LLMError("max_num_seqs must be 0 (not known) or more, not {0}".format(options["max_num_seqs"]))
         for name, seconds in options["timeouts"].items():
-            if seconds <= 0:
-                raise LLMError("timeouts.{0} must be above 0 s, not {1:g}".format(name, seconds))
+            if not 0 < seconds <= _http.LONGEST_S:
+                raise LLMError("timeouts.{0} must be above 0 s and at most {1:g} s, not {2:g}".format(name, _http.LONGEST_S, seconds))
         proofs = prove_all(
             [endpoint_of(item, options["card_tools"]) for item in options["endpoints"]],
             options["model"],

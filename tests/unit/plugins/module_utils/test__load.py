@@ -406,6 +406,9 @@ def test_energy_is_that_of_the_cards_in_the_window(engines):
     [
         ({"levels": ()}, "at least one level"),
         ({"levels": (0,)}, "each above 0"),
+        ({"load": "open", "levels": (1.0, float("nan"))}, "each above 0"),
+        ({"slo": {"ttft_ms": float("nan")}}, "slo.ttft_ms must be a number above 0, not nan"),
+        ({"saturation_gain_pct": float("nan")}, "saturation_gain_pct must be 0 or more, not nan"),
         ({"levels": (1.5,)}, "whole numbers"),
         ({"levels": (2, 2)}, "given twice"),
         ({"requests": 0}, "requests must be 1 or more, not 0"),

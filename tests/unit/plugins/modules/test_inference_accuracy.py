@@ -89,6 +89,9 @@ def test_check_mode_asks_nothing(run_module, engine):
         ({"problems": "", "path": "/nowhere"}, "path /nowhere can't be read"),
         ({"recorded": 95.0}, "share from 0 to 1"),
         ({"concurrency": 0}, "concurrency must be 1 or more"),
+        ({"tolerance": 2}, "tolerance is a share from 0 to 1, not 2: 2 % is 0.02"),
+        ({"timeout_s": float("nan")}, "timeout_s must be 0.001 or more, not nan"),
+        ({"timeout_s": float("inf")}, "timeout_s must be at most 604800 s, not inf"),
         ({"endpoints": []}, "no endpoint"),
     ],
 )

@@ -78,6 +78,8 @@ def test_no_endpoint_is_no_proof(run_module):
         ({"acceptance": {"checks": []}}, "at least one 'exact' or 'nonce_recall'"),
         ({"parallel": -1}, "parallel must be 0"),
         ({"timeouts": {"total_s": 0}}, "timeouts.total_s must be above 0 s"),
+        ({"timeouts": {"first_token_s": float("nan")}}, "at most 604800 s, not nan"),
+        ({"timeouts": {"request_s": float("inf")}}, "at most 604800 s, not inf"),
     ],
 )
 def test_bad_input_is_one_clear_message(run_module, changes, message):
