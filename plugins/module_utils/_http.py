@@ -120,13 +120,16 @@ def read_key(path: str) -> str:
     if not path:
         return ""
     try:
-        with open(path, encoding="utf-8") as handle:
+        # Some editors begin a file with a mark that is no part of the key.
+        with open(path, encoding="utf-8-sig") as handle:
             text = handle.read().strip()
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not text"
         raise LLMError("API key file {0} can't be read: {1}. Write one key into it, mode 0600".format(path, reason)) from None
     if not text or len(text.split()) != 1:
         raise LLMError("API key file {0} must hold exactly one key on one line".format(path))
+    if not all("!" <= char <= "~" for char in text):
+        raise LLMError("API key file {0} holds a character that no HTTP header can carry. Write the key anew, in plain ASCII".format(path))
     return text
 
 

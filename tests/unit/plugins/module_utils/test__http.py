@@ -168,14 +168,18 @@ def test_one_line_folds_and_cuts():
 
 
 def test_key_files(tmp_path):
-    good, two, empty, binary = (tmp_path / name for name in ("good", "two", "empty", "binary"))
+    good, two, empty, binary, accent, control = (tmp_path / name for name in ("good", "two", "empty", "binary", "accent", "control"))
     good.write_text("abc\n")
     two.write_text("abc\ndef\n")
     empty.write_text("\n")
     binary.write_bytes(b"\xff\xfe")
+    accent.write_text("abc\u2603", encoding="utf-8")
+    control.write_bytes(b"abc\x01")
     assert _http.read_key(str(good)) == "abc"
     assert _http.read_key("") == ""
-    for path in (two, empty, binary, tmp_path / "missing", tmp_path):
+    good.write_bytes(b"\xef\xbb\xbfabc\r\n")
+    assert _http.read_key(str(good)) == "abc"
+    for path in (two, empty, binary, accent, control, tmp_path / "missing", tmp_path):
         with pytest.raises(LLMError) as caught:
             _http.read_key(str(path))
         assert str(path) in str(caught.value)
