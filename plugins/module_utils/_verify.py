@@ -18,7 +18,7 @@ import math
 import secrets
 import threading
 import time
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator
 
 from ansible_collections.ironserve.llm.plugins.module_utils import (
     _card_use,
@@ -249,6 +249,11 @@ def _check_item(index: int, item: object) -> dict:
     if not _above(value, 1):
         raise LLMError("{0}: 'factor' must be a number above 1, not {1!r}".format(where, value))
     return dict(item)
+
+
+def _list(value: Any) -> list:
+    """What an endpoint said, where it is a list; else an empty one."""
+    return value if isinstance(value, list) else []
 
 
 def _phase(item: dict) -> str:
@@ -845,11 +850,14 @@ class Verifier:
             raise _status_stop(reply.status, reply.head())
         body = reply.json(url)
         data = body.get("data") if isinstance(body, dict) else None
-        names = [str(entry.get("id")) for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
-        if self._model not in names:
-            raise _Stop(_verdicts.NOT_LOADED, 'the served models are {0}, not "{1}"'.format(", ".join(names) or "none", self._model))
-        cards = [entry for entry in data if isinstance(entry, dict) and str(entry.get("id")) == self._model]
-        limit = cards[0].get("max_model_len")
+        entries = [entry for entry in _list(data) if isinstance(entry, dict)]
+        # llama.cpp lists a model once, with its other names beside.
+        cards = [(entry, [str(entry.get("id")), *map(str, _list(entry.get("aliases")))]) for entry in entries]
+        ours = [entry for entry, names in cards if self._model in names]
+        if not ours:
+            served = ", ".join(name for _entry, names in cards for name in names) or "none"
+            raise _Stop(_verdicts.NOT_LOADED, 'the served models are {0}, not "{1}"'.format(served, self._model))
+        limit = ours[0].get("max_model_len")
         self._context = limit if isinstance(limit, int) and not isinstance(limit, bool) else 0
         self._add("models", "", PASS, 'serves "{0}"'.format(self._model))
 

@@ -15,7 +15,7 @@ import types
 import pytest
 from faults.engines import scripted
 from faults.engines.scripted import BEHAVIOURS, Engine
-from faults.zoo.animals import ODDITIES, Instead, Says
+from faults.zoo.animals import ODDITIES, Instead, Models, Says
 from faults.zoo.engine import HANG, Behaviour, Zoo
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _card_use, _docker, _verify
@@ -398,6 +398,26 @@ def test_one_replica_alone_has_nobody_to_agree_with_and_a_bad_one_is_no_control(
     silly = Says("Paris")
     proofs = prove_fleet([silly, Phrases(), Phrases()], QUESTIONS)
     assert [proof.verdict for proof in proofs] == ["garbage", "ok", "ok"]
+
+
+def listed(**entry):
+    return Models(lambda body: {**body, "data": [{**body["data"][0], **entry}]})
+
+
+def test_a_model_that_is_listed_under_another_of_its_names_is_served():
+    """As llama.cpp lists one: by the first of its names, with all of them beside it."""
+    with Zoo(listed(id="a-first", aliases=["a-first", "zoo"])) as zoo:
+        proof = prove(zoo, QUESTIONS, model="zoo")
+    assert proof.verdict == "ok", proof.evidence
+
+
+@pytest.mark.parametrize(
+    "entry", [{"id": "a-first", "aliases": ["b"]}, {"id": "a-first", "aliases": "zoo"}, {"id": "a-first", "aliases": None}]
+)
+def test_a_model_that_is_listed_under_no_name_is_not(entry):
+    with Zoo(listed(**entry)) as zoo:
+        proof = prove(zoo, QUESTIONS, model="zoo")
+    assert proof.verdict == "not_loaded" and "the served models are a-first" in proof.evidence[0]
 
 
 def test_capitals_dots_and_spaces_are_no_disagreement():
