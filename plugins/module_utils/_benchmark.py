@@ -132,7 +132,8 @@ class Sample:
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    # More than a float counts whole is no count, and more than it holds ends the computing.
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
 
 
 def _detail(usage: dict[str, Any], member: str, key: str) -> int | None:
@@ -414,8 +415,8 @@ def faults(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     return [{"error": text, "count": counts[text]} for text in sorted(counts, key=lambda text: (-counts[text], text))]
 
 
-def judge(samples: Sequence[Sample], client: dict[str, Any], cached: dict[str, Any]) -> list[str]:
-    """Why the figures of a run may not be published; empty when they may."""
+def judge(samples: Sequence[Sample], client: dict[str, Any], cached: dict[str, Any], output_tokens: int | None = None) -> list[str]:
+    """Why the figures of a run may not be published; empty when they may. No answer can have more than ``output_tokens``."""
     out = []
     failed = faults(samples)
     answered = [one for one in samples if one.ok]
@@ -430,6 +431,11 @@ def judge(samples: Sequence[Sample], client: dict[str, Any], cached: dict[str, A
     silent = sum(1 for one in answered if one.completion_tokens is None or one.prompt_tokens is None)
     if silent:
         out.append("{0} of {1} answers came without usage, so their tokens cannot be counted".format(silent, len(answered)))
+    # Some engines count the end of an answer, too.
+    long = [one.completion_tokens for one in answered if output_tokens and (one.completion_tokens or 0) > output_tokens + 1]
+    if long:
+        text = "usage counts up to {2} tokens in {0} of {1}, {3} were allowed: it lies, or max_tokens is not kept"
+        out.append(text.format(len(long), _plural(len(answered), "answer"), max(long), output_tokens))
     late, limit = client["lag_p99_ms"], client["limit_ms"]
     if late is None or limit is None:
         out.append("the client does not know how late it was")

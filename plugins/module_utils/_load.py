@@ -346,7 +346,7 @@ class Bench:
         protocol = self._protocol
         client = _benchmark.lag(outcome, samples)
         cached = _benchmark.cache(samples, protocol.cache)
-        refused = _benchmark.judge(samples, client, cached)
+        refused = _benchmark.judge(samples, client, cached, protocol.output_tokens)
         closed = protocol.load == CLOSED
         start, end = _benchmark.window(samples)
         answered = [one for one in samples if one.ok]

@@ -358,6 +358,18 @@ def test_answers_without_usage_refuse():
     assert judge(slow_start() + [silent]) == ["1 of 3 answers came without usage, so their tokens cannot be counted"]
 
 
+@pytest.mark.parametrize("allowed, refused", [(10, []), (9, []), (8, ["usage counts up to 10 tokens in 2 of 2 answers, 8 were allowed"])])
+def test_more_tokens_than_were_allowed_refuse(allowed, refused):
+    samples = slow_start()
+    found = b.judge(samples, client([0.0001] * 100, True, samples), b.cache(samples, "cold"), allowed)
+    assert [text.partition(":")[0] for text in found] == refused
+
+
+def test_a_count_that_no_answer_can_have_is_none():
+    one = b.sample(answer((500, "content", None), (600, "content+finish", None), usage=usage(10**400, 10**400)))
+    assert (one.prompt_tokens, one.completion_tokens) == (None, None)
+
+
 @pytest.mark.parametrize(
     "prompt, cached, wanted, verified",
     [
