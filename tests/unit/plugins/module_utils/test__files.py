@@ -47,7 +47,11 @@ def test_directories_are_made_only_when_that_is_wanted(tmp_path):
 def test_a_failed_write_keeps_what_was_there(tmp_path, monkeypatch):
     path = tmp_path / "keys.map"
     path.write_text("old")
-    monkeypatch.setattr(os, "fsync", lambda _number: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+
+    def full(_number):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(LLMError, match="keys.map cannot be written: No space left on device"):
         _files.put(str(path), "secret")
     assert path.read_text() == "old" and os.listdir(str(tmp_path)) == ["keys.map"]
