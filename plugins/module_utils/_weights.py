@@ -631,10 +631,15 @@ def clean_staging(staging: str, entries: list[Entry], report: _hashing.Report | 
 
 
 def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
+    """Remove a file, a link or a whole directory; what somebody else removes meanwhile, such as another name of this machine, is as good."""
+    while os.path.lexists(path):
+        try:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+        except FileNotFoundError:
+            continue
 
 
 def _drop_empty(root: str) -> None:

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import stat
 import sys
 import tarfile
@@ -652,3 +653,23 @@ def test_a_kill_inside_the_switch_costs_no_version(site, monkeypatch, killed):
     replaced(site, VERSIONS[1], keep=1)
     assert site.content() == VERSIONS[1] and kept(site) == [0]
     assert sorted(os.listdir(site.path.parent)) == ["q", "q.kept", "q.manifest.json"]
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_what_another_removes_at_the_same_time_is_as_good_as_removed(tmp_path, monkeypatch, folder):
+    """Two names of one machine have the same weights, and are taken down together."""
+    path = tmp_path / "weights"
+    if folder:
+        path.mkdir()
+    (path / "shard" if folder else path).write_text("x")
+    name, module = ("rmtree", shutil) if folder else ("unlink", os)
+    real, calls = getattr(module, name), []
+
+    def beaten(target):
+        calls.append(target)
+        real(target)
+        raise FileNotFoundError(2, "No such file or directory", target)
+
+    monkeypatch.setattr(module, name, beaten)
+    _weights._remove(str(path))
+    assert calls == [str(path)] and not path.exists()
