@@ -340,7 +340,7 @@ class Config:
         """Do it and return the result."""
         identity = self.loaded()
         differs = self.before != self.text
-        private = self.before is not None and os.stat(self.path).st_mode & 0o777 == 0o600
+        private = self.before is not None and _files.is_private(self.path)
         if identity is None:
             verb, action = "start", "started"
         elif self.options["restart"]:

@@ -220,6 +220,23 @@ def nofile(manager: str, pids: list[int]) -> int:
     return min(_haproxy.nofile_hard(text) for text in limits if text)
 
 
+def room(options: dict[str, object], present: list, pids: list[int]) -> dict[str, object]:
+    """Which servers stay, and how many connections fit: what is found out in one way whatever the gateway is."""
+    kept = _haproxy.kept_servers(present, options["hosts"], options["absent_hosts"])
+    manager = service_manager()
+    servers = len(kept) + options["new_servers"]
+    maxconn = _haproxy.maxconn_for(nofile(manager, pids), servers, options["maxconn_ceiling"])
+    return {
+        "pids": pids,
+        "servers": [server.as_dict() for server in present],
+        "kept": [server.as_dict() for server in kept],
+        "nofile": _haproxy.needed_nofile(maxconn, servers),
+        "maxconn": maxconn,
+        "service_manager": manager,
+        "python": sys.executable,
+    }
+
+
 def look_at_nginx(module: AnsibleModule, config: str) -> dict[str, object]:
     """Collect the facts where the gateway is nginx."""
     options = module.params
@@ -232,11 +249,7 @@ def look_at_nginx(module: AnsibleModule, config: str) -> dict[str, object]:
             raise UnknownOutput('{0} -v says nothing about its version, but: "{1}"'.format(options["nginx"], (out + err)[:80]))
         version = match.group(1)
     present = _nginx.config_servers(read(config), options["backend"])
-    kept = _haproxy.kept_servers(present, options["hosts"], options["absent_hosts"])
-    manager = service_manager()
     pids = _nginx.family(options["pid_file"], config)
-    servers = len(kept) + options["new_servers"]
-    maxconn = _haproxy.maxconn_for(nofile(manager, pids), servers, options["maxconn_ceiling"])
     found = _nginx.loaded(options["socket"])
     return {
         "software": "nginx",
@@ -248,13 +261,7 @@ def look_at_nginx(module: AnsibleModule, config: str) -> dict[str, object]:
         "states": found[1] if found is not None else {},
         "down": [],
         "queued": {},
-        "pids": pids,
-        "servers": [server.as_dict() for server in present],
-        "kept": [server.as_dict() for server in kept],
-        "nofile": _haproxy.needed_nofile(maxconn, servers),
-        "maxconn": maxconn,
-        "service_manager": manager,
-        "python": sys.executable,
+        **room(options, present, pids),
     }
 
 
@@ -281,11 +288,7 @@ def look(module: AnsibleModule) -> dict[str, object]:
         prometheus = "prometheus-exporter" in out
         lua = "Built with Lua" in out
     present = _haproxy.config_servers(read(options["config"]), options["backend"])
-    kept = _haproxy.kept_servers(present, options["hosts"], options["absent_hosts"])
-    manager = service_manager()
     pids = family(options["pid_file"], options["config"])
-    servers = len(kept) + options["new_servers"]
-    maxconn = _haproxy.maxconn_for(nofile(manager, pids), servers, options["maxconn_ceiling"])
     running = _haproxy.running(options["socket"]) is not None
     door = _haproxy.AdminSocket(options["socket"])
     live = door.servers(options["backend"]) if running else {}
@@ -299,13 +302,7 @@ def look(module: AnsibleModule) -> dict[str, object]:
         "states": {name: server.admin for name, server in live.items()},
         "down": sorted(name for name, server in live.items() if server.admin == _haproxy.READY and server.op in ("stopped", "stopping")),
         "queued": door.queued(options["backend"]) if running else {},
-        "pids": pids,
-        "servers": [server.as_dict() for server in present],
-        "kept": [server.as_dict() for server in kept],
-        "nofile": _haproxy.needed_nofile(maxconn, servers),
-        "maxconn": maxconn,
-        "service_manager": manager,
-        "python": sys.executable,
+        **room(options, present, pids),
     }
 
 

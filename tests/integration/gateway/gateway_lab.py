@@ -360,6 +360,30 @@ def with_two_engines(make, models=()):
     return gateway, engines, servers
 
 
+def refused(gateway):
+    """Heads of requests that a gateway of either kind refuses by itself, and the status of each."""
+    key = "Authorization: Bearer " + gateway.key
+    return {
+        "GET /v1/models HTTP/1.1\r\nHost: a": 401,
+        "GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer wrong-key": 401,
+        "GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: " + gateway.key: 401,
+        f"GET /v1/models HTTP/1.1\r\nHost: x/y?\r\n{key}": 400,
+        f"GET /v1/models HTTP/1.1\r\nHost: a\r\nHost: b\r\n{key}": 400,
+        f"GET /v1/models HTTP/1.1\r\n{key}": 400,
+        f"GET //v1/models HTTP/1.1\r\nHost: a\r\n{key}": 404,
+        f"GET /v1/../v1/models HTTP/1.1\r\nHost: a\r\n{key}": 404,
+        f"GET /%761/models HTTP/1.1\r\nHost: a\r\n{key}": 404,
+        f"GET /v1/models/ HTTP/1.1\r\nHost: a\r\n{key}": 404,
+        f"GET /metrics HTTP/1.1\r\nHost: a\r\n{key}": 404,
+        f"GET /health HTTP/1.1\r\nHost: a\r\n{key}": 404,
+        f"POST /invocations HTTP/1.1\r\nHost: a\r\n{key}\r\nContent-Length: 0": 404,
+        f"DELETE /v1/models HTTP/1.1\r\nHost: a\r\n{key}": 405,
+        f"GET /v1/completions HTTP/1.1\r\nHost: a\r\n{key}": 405,
+        f"POST /v1/completions HTTP/1.1\r\nHost: a\r\n{key}\r\nTransfer-Encoding: chunked": 411,
+        f"POST /v1/completions HTTP/1.1\r\nHost: a\r\n{key}\r\nContent-Length: 99999999": 413,
+    }
+
+
 def version():
     """Return HAProxy's first line about itself."""
     return subprocess.run([HAPROXY, "-v"], capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()[0]

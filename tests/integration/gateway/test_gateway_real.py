@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from integration.gateway.gateway_lab import free_port, server, until
+from integration.gateway.gateway_lab import free_port, refused, server, until
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy
 
@@ -28,26 +28,7 @@ from ansible_collections.ironserve.llm.plugins.module_utils import _haproxy
 def test_perimeter(pair):
     gateway, engines, _servers = pair
     key = "Authorization: Bearer " + gateway.key
-    cases = {
-        "GET /v1/models HTTP/1.1\r\nHost: a": 401,
-        "GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer wrong-key": 401,
-        "GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: " + gateway.key: 401,
-        f"GET /v1/models HTTP/1.1\r\nHost: a\r\n{key}\r\n{key}": 401,
-        f"GET /v1/models HTTP/1.1\r\nHost: x/y?\r\n{key}": 400,
-        f"GET /v1/models HTTP/1.1\r\nHost: a\r\nHost: b\r\n{key}": 400,
-        f"GET /v1/models HTTP/1.1\r\n{key}": 400,
-        f"GET //v1/models HTTP/1.1\r\nHost: a\r\n{key}": 404,
-        f"GET /v1/../v1/models HTTP/1.1\r\nHost: a\r\n{key}": 404,
-        f"GET /%761/models HTTP/1.1\r\nHost: a\r\n{key}": 404,
-        f"GET /v1/models/ HTTP/1.1\r\nHost: a\r\n{key}": 404,
-        f"GET /metrics HTTP/1.1\r\nHost: a\r\n{key}": 404,
-        f"GET /health HTTP/1.1\r\nHost: a\r\n{key}": 404,
-        f"POST /invocations HTTP/1.1\r\nHost: a\r\n{key}\r\nContent-Length: 0": 404,
-        f"DELETE /v1/models HTTP/1.1\r\nHost: a\r\n{key}": 405,
-        f"GET /v1/completions HTTP/1.1\r\nHost: a\r\n{key}": 405,
-        f"POST /v1/completions HTTP/1.1\r\nHost: a\r\n{key}\r\nTransfer-Encoding: chunked": 411,
-        f"POST /v1/completions HTTP/1.1\r\nHost: a\r\n{key}\r\nContent-Length: 99999999": 413,
-    }
+    cases = {**refused(gateway), f"GET /v1/models HTTP/1.1\r\nHost: a\r\n{key}\r\n{key}": 401}
     got = {}
     for head in cases:
         status, body = gateway.raw(head + "\r\nConnection: close\r\n\r\n")

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import pytest
-from integration.gateway.gateway_lab import free_port, server, until
+from integration.gateway.gateway_lab import free_port, refused, server, until
 from integration.nginx.nginx_lab import NGINX
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _nginx
@@ -54,34 +54,18 @@ def test_perimeter(pair):
     gateway, engines, _servers = pair
     key = "Authorization: Bearer " + gateway.key
     cases = {
-        "GET /v1/models HTTP/1.1\r\nHost: a": 401,
-        "GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer wrong-key": 401,
-        "GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: " + gateway.key: 401,
+        **refused(gateway),
         f"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {gateway.ENGINE_KEY}": 401,
         f"GET /v1/models?key={gateway.key} HTTP/1.1\r\nHost: a": 401,
-        f"GET /v1/models HTTP/1.1\r\nHost: x/y?\r\n{key}": 400,
         f"GET /v1/models HTTP/1.1\r\nHost: a'b\r\n{key}": 400,
         f"GET http://a/v1/models HTTP/1.1\r\nHost: b\r\n{key}": 400,
         f"GET /v1/models HTTP/1.1\r\nHost:\r\n{key}": 400,
         f"GET /v1/models HTTP/1.0\r\n{key}": 400,
-        f"GET //v1/models HTTP/1.1\r\nHost: a\r\n{key}": 404,
-        f"GET /v1/../v1/models HTTP/1.1\r\nHost: a\r\n{key}": 404,
-        f"GET /%761/models HTTP/1.1\r\nHost: a\r\n{key}": 404,
-        f"GET /v1/models/ HTTP/1.1\r\nHost: a\r\n{key}": 404,
         f"GET /v1/models#x HTTP/1.1\r\nHost: a\r\n{key}": 404,
         f"GET /V1/models HTTP/1.1\r\nHost: a\r\n{key}": 404,
-        f"GET /metrics HTTP/1.1\r\nHost: a\r\n{key}": 404,
-        f"GET /health HTTP/1.1\r\nHost: a\r\n{key}": 404,
         f"GET /_ironserve/400 HTTP/1.1\r\nHost: a\r\n{key}": 404,
-        f"POST /invocations HTTP/1.1\r\nHost: a\r\n{key}\r\nContent-Length: 0": 404,
-        f"DELETE /v1/models HTTP/1.1\r\nHost: a\r\n{key}": 405,
-        f"GET /v1/completions HTTP/1.1\r\nHost: a\r\n{key}": 405,
-        f"POST /v1/completions HTTP/1.1\r\nHost: a\r\n{key}\r\nTransfer-Encoding: chunked": 411,
-        f"POST /v1/completions HTTP/1.1\r\nHost: a\r\n{key}\r\nContent-Length: 99999999": 413,
         # What nginx itself refuses, before any rule of ours is looked at.
         "BROKEN": 400,
-        f"GET /v1/models HTTP/1.1\r\n{key}": 400,
-        f"GET /v1/models HTTP/1.1\r\nHost: a\r\nHost: b\r\n{key}": 400,
         f"GET /v1/models HTTP/1.1\r\nHost: a\r\nX: {'x' * 40000}\r\n{key}": 400,
         f"POST /v1/completions HTTP/1.1\r\nHost: a\r\n{key}\r\nContent-Length: 2\r\nTransfer-Encoding: chunked": 400,
         f"POST /v1/completions HTTP/1.1\r\nHost: a\r\n{key}\r\nContent-Length: 2\r\nContent-Length: 3": 400,
