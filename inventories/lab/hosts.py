@@ -37,6 +37,7 @@ def inventory(state: dict) -> dict:
         "_meta": {
             "hostvars": {
                 **{name: reach(name) for name in state["addresses"]},
+                **{name: {**reach(name), **state.get("engine", {})} for name in state["nodes"]},
                 **{name: {**reach(host["node"]), **host["vars"]} for name, host in played.items()},
             }
         },

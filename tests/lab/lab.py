@@ -398,11 +398,17 @@ def registry_member(subnet: ipaddress.IPv4Network) -> Member:
     return Member(REGISTRY_NAME, str(subnet[2]), flags, ["docker-registry", "serve", "/etc/docker-registry/lab.yml"])
 
 
-def node_members(subnet: ipaddress.IPv4Network, count: int) -> list[Member]:
-    """The gateway node first. The fleet is mixed on purpose: one engine runs before the site comes, the others must be started."""
+def node_members(subnet: ipaddress.IPv4Network, count: int, alone: bool = False) -> list[Member]:
+    """The gateway node first. The fleet is mixed on purpose: one engine runs before the site comes, the others must be started.
+
+    With ``alone`` card nodes have one core each, in turn, as far as there are cores.
+    """
+    cores = sorted(os.sched_getaffinity(0))
     members = [Member("gw", str(subnet[10]), list(NODE_FLAGS), volume=f"{PREFIX}-gw-docker")]
     for number in range(1, count + 1):
         flags = [*NODE_FLAGS, f"--env=LAB_CARDS={CARDS}", f"--env=LAB_ENGINE={'running' if number == 1 else 'installed'}"]
+        if alone:
+            flags.append(f"--cpuset-cpus={cores[(number - 1) % len(cores)]}")
         members.append(Member(f"node{number}", str(subnet[10 + number]), flags, volume=f"{PREFIX}-node{number}-docker"))
     return members
 
@@ -613,7 +619,17 @@ def unplay_hosts(nodes: list[Member]) -> None:
 # ---- up, down, left
 
 
-def up(count: int, build: str, played: bool) -> None:
+def engine_variables(name: str) -> dict[str, Any]:
+    """What the inventory says of the card nodes' engine.
+
+    An engine that needs fewer and larger cards than the lab has (``inventories/engines``) gets one on each node, and so a core of its own.
+    """
+    said = yaml.safe_load((ROOT / f"inventories/engines/{name}.yml").read_text(encoding="utf-8"))
+    return {**said, "accelerator_cpu_cards": 1} if "accelerator_cpu_cards" in said else said
+
+
+def up(count: int, engine: str, played: bool) -> None:
+    build, variables = engine_builds()[engine], engine_variables(engine)
     begun = time.monotonic()
     if not engine_answers() or not (shutil.which("debootstrap") or list(CACHE.glob("node-*.tar"))):
         playbook("engine.yml", "--tags", "host")
@@ -628,7 +644,7 @@ def up(count: int, build: str, played: bool) -> None:
     image, built = side_by_side(lambda make: make(), [node_image, lambda: "" if engine_noted(build) else built_engine(build)])
     image_id = (inspect("image", image) or {})["Id"]
     subnet = network()
-    registry, nodes = registry_member(subnet), node_members(subnet, count)
+    registry, nodes = registry_member(subnet), node_members(subnet, count, variables.get("accelerator_cpu_cards") == 1)
     wanted = {member.container for member in [registry, *nodes]}
     for name in sorted(set(labelled("container")) - wanted):
         Member(name.removeprefix(f"{PREFIX}-"), "", [], volume=f"{name}-docker").remove()
@@ -638,7 +654,7 @@ def up(count: int, build: str, played: bool) -> None:
     write_whole(KNOWN_HOSTS, lambda file: file.write("".join(lines).encode()))
     side_by_side(admit, nodes)
 
-    engine = engine_image(registry, build, built)
+    pushed = engine_image(registry, build, built)
     hosts = play_hosts(nodes[1:]) if played else {}
     if not played:
         unplay_hosts(nodes[1:])
@@ -650,7 +666,8 @@ def up(count: int, build: str, played: bool) -> None:
         "user": USER,
         "key": str(KEY),
         "ssh_arguments": " ".join(ssh_arguments()),
-        "image": {"source": "registry", "reference": f"{REGISTRY_NAME}:5000/{engine['repository']}", "digest": engine["digest"]},
+        "image": {"source": "registry", "reference": f"{REGISTRY_NAME}:5000/{pushed['repository']}", "digest": pushed["digest"]},
+        "engine": variables,
     }
     text = json.dumps(state, indent=2) + "\n"
     if not STATE.exists() or STATE.read_text(encoding="utf-8") != text:
@@ -720,7 +737,7 @@ def main() -> int:
         try:
             require_root()
             if arguments.action == "up":
-                up(arguments.nodes, engine_builds()[arguments.engine], arguments.played)
+                up(arguments.nodes, arguments.engine, arguments.played)
             elif arguments.action == "down":
                 down()
             else:

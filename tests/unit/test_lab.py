@@ -47,6 +47,14 @@ def test_nodes_get_no_flag_that_reaches_the_machine() -> None:
         assert member.volume == f"{member.container}-docker"
 
 
+def test_an_engine_that_needs_a_core_gets_one_on_each_card_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab.os, "sched_getaffinity", lambda _pid: {5, 2})
+    cores = [[flag for flag in member.flags if flag.startswith("--cpuset-cpus")] for member in lab.node_members(SUBNET, 3, alone=True)]
+    assert cores == [[], ["--cpuset-cpus=2"], ["--cpuset-cpus=5"], ["--cpuset-cpus=2"]]
+    assert lab.engine_variables("vllm") == {"llm_engine": "vllm", "accelerator_cpu_cards": 1, "accelerator_cpu_card_memory_mib": 3072}
+    assert lab.engine_variables("llama_cpp") == {"llm_engine": "llama_cpp"}
+
+
 def test_only_the_first_card_node_has_a_running_engine() -> None:
     running = ["--env=LAB_ENGINE=running" in member.flags for member in lab.node_members(SUBNET, 3)]
     assert running == [False, True, False, False]
@@ -113,6 +121,7 @@ def test_the_inventory_says_how_to_reach_each_node(tmp_path: pathlib.Path) -> No
         "key": "/k",
         "ssh_arguments": "-o StrictHostKeyChecking=yes",
         "image": {"source": "registry", "reference": "registry.lab:5000/x", "digest": "sha256:" + "0" * 64},
+        "engine": {"llm_engine": "vllm", "accelerator_cpu_cards": 1},
     }
     live = tmp_path / ".cache/lab/live"
     live.mkdir(parents=True)
@@ -121,10 +130,12 @@ def test_the_inventory_says_how_to_reach_each_node(tmp_path: pathlib.Path) -> No
     assert told["llm_gateway"]["hosts"] == ["gw"] and told["llm_nodes"]["hosts"] == ["node1"]
     assert told["_meta"]["hostvars"]["node1"]["ansible_host"] == "192.0.2.11"
     assert told["_meta"]["hostvars"]["node1"]["lab_image"] == state["image"]
+    assert (told["_meta"]["hostvars"]["node1"]["llm_engine"], told["_meta"]["hostvars"]["node1"]["accelerator_cpu_cards"]) == ("vllm", 1)
 
 
 def test_played_hosts_are_reached_as_their_nodes_and_only_while_there_are_any(tmp_path: pathlib.Path) -> None:
     state = {
+        "engine": {"llm_engine": "llama_cpp"},
         "gateway": ["gw"],
         "nodes": ["node1", "node2"],
         "played": {"k100-02": {"node": "node2", "vars": {"llm_platform": "hygon_k100ai", "accelerator_root": "/opt/played/k100-02"}}},
@@ -146,6 +157,8 @@ def test_played_hosts_are_reached_as_their_nodes_and_only_while_there_are_any(tm
         "/opt/played/k100-02",
     )
     assert "accelerator_root" not in told["_meta"]["hostvars"]["node2"]
+    # The lab's engine is that of its own nodes; who is played has a vendor's.
+    assert "llm_engine" not in played and told["_meta"]["hostvars"]["node2"]["llm_engine"] == "llama_cpp"
     (live / "lab.json").write_text(json.dumps({**state, "played": {}}))
     assert json.loads(inventory_script(tmp_path).stdout)["llm_nodes"]["hosts"] == ["node1", "node2"]
 

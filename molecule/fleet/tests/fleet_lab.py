@@ -21,8 +21,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 CONFIG = "/etc/ironserve"
 STATE = "/var/lib/ironserve"
 ENGINE = os.environ.get("FLEET_ENGINE") or "llama_cpp"
-#: vLLM needs so much memory that a node plays fewer cards (inventories/engines).
-CARDS = 2 if ENGINE == "vllm" else 4
+#: vLLM needs a core of its own (tests/lab).
+CARDS = 1 if ENGINE == "vllm" else 4
 PORTS = [8001 + card for card in range(CARDS)]
 
 

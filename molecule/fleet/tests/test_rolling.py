@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import requests
-from fleet_lab import CARDS, ENGINE, ROOT, Lab
+from fleet_lab import CARDS, ROOT, Lab
 
 TALE = "Tell me about the history of bread."
 
@@ -73,7 +73,7 @@ def update(*settings: str) -> tuple[int, str]:
     """Run the playbook; its exit status and what it printed."""
     program = pathlib.Path(sys.executable).with_name("ansible-playbook")
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_FORCE_COLOR": "0"}
-    command = [str(program), "playbooks/rolling_update.yml", "-i", "inventories/lab", "-e", f"@inventories/engines/{ENGINE}.yml"]
+    command = [str(program), "playbooks/rolling_update.yml", "-i", "inventories/lab"]
     for item in settings:
         command += ["-e", item]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
