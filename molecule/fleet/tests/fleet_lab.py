@@ -23,6 +23,8 @@ STATE = "/var/lib/ironserve"
 ENGINE = os.environ.get("FLEET_ENGINE") or "llama_cpp"
 #: vLLM needs a core of its own (tests/lab).
 CARDS = 1 if ENGINE == "vllm" else 4
+#: How the files of its weights end.
+FORMAT = ".safetensors" if ENGINE == "vllm" else ".gguf"
 PORTS = [8001 + card for card in range(CARDS)]
 
 

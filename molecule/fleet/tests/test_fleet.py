@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import requests
-from fleet_lab import CARDS, CONFIG, PORTS, ROOT, STATE, Lab
+from fleet_lab import CARDS, CONFIG, FORMAT, PORTS, ROOT, STATE, Lab
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +158,9 @@ def test_the_way_into_the_containers_network_is_shut(lab: Lab) -> None:
 
 
 def test_weights_are_the_same_everywhere_and_read_only(lab: Lab) -> None:
-    sums = {node: lab.host(node).check_output(f"cd {STATE}/weights && find . -name '*.gguf' -exec sha256sum {{}} +") for node in lab.nodes}
-    assert len(set(sums.values())) == 1 and ".gguf" in sums[lab.nodes[0]]
+    find = f"cd {STATE}/weights && find . -name '*{FORMAT}' -exec sha256sum {{}} +"
+    sums = {node: lab.host(node).check_output(find) for node in lab.nodes}
+    assert len(set(sums.values())) == 1 and FORMAT in sums[lab.nodes[0]]
     records = r"\( -path '*/.verified*' -o -name '*.manifest.json' \)"
     for node in lab.nodes:
         assert lab.host(node).check_output(f"find {STATE}/weights {records} -prune -o -type f -perm /0222 -print") == "", node
