@@ -4,7 +4,7 @@
 
 """What prefix affinity is worth: shared-prefix traces on four engine stand-ins through the gateway, beside leastconn in the same run.
 
-    .venv/bin/python benchmarks/gateway_affinity.py [--seeds 5] [--requests 240] [--trace NAME ...] [--json FILE]
+    .venv/bin/python benchmarks/gateway_affinity.py [--seeds 5] [--requests 720] [--trace NAME ...] [--json FILE]
 
 Needs root and HAProxy (IRONSERVE_HAPROXY names another binary than /usr/sbin/haproxy). Loopback only. The exit status is 1 when a
 goal is missed. See README.md beside this file.
@@ -43,7 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=1)
-    parser.add_argument("--requests", type=int, default=240, help="of each trace")
+    parser.add_argument("--requests", type=int, default=720, help="of each trace; a third of unrelated ones")
     parser.add_argument("--time-scale", type=float, default=0.5, help="seconds of the engines' in each; less, where the machine is busy")
     parser.add_argument("--trace", choices=sorted(GOALS), action="append")
     parser.add_argument("--json", type=Path, help="file for all figures")
@@ -59,7 +59,7 @@ def main() -> int:
             rounds = figures.setdefault(name, [])
             for seed in range(options.first_seed, options.first_seed + options.seeds):
                 # Nothing in unrelated prompts can be known, and each costs seven times as much.
-                requests, policies = (options.requests // 2, POLICIES[:2]) if name == "unrelated" else (options.requests, POLICIES)
+                requests, policies = (options.requests // 3, POLICIES[:2]) if name == "unrelated" else (options.requests, POLICIES)
                 played = {policy: traces.run(name, seed, requests, policy, Path(folder), options.time_scale) for policy in policies}
                 rounds.append({policy: dataclasses.asdict(result) for policy, result in played.items()})
                 shown = ", ".join(f"{policy} {result.rate:.1f}/s ({result.hits:.2f})" for policy, result in played.items())

@@ -29,7 +29,8 @@ from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMEr
 BACKEND = "ironserve_replicas"
 
 #: The table that remembers which replica has which prefix in its cache.
-AFFINITY_TABLE = "ironserve_affinity"
+#: Which replica knows a prompt, which a second time, which a third time.
+AFFINITY_TABLES = ("ironserve_affinity", "ironserve_affinity_2", "ironserve_affinity_3")
 #: Entries restored with one line on the socket, which fits HAProxy's smallest buffer.
 ENTRIES_A_LINE = 100
 
@@ -477,8 +478,11 @@ def live_servers(text: str, backend: str = BACKEND) -> dict[str, LiveServer]:
     return found
 
 
-def parse_table(text: str) -> dict[str, str]:
-    """Return key to server name of the affinity table, from ``show table``; entries that have no server yet are left out."""
+def parse_table(text: str, names: dict[int, str] | None = None) -> dict[str, str]:
+    """Return key to server name of an affinity table, from ``show table``; entries that have no server yet are left out.
+
+    An entry that was set through the socket has its server's number only, until it is used: ``names`` are those of numbers.
+    """
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines or not lines[0].startswith("# table: "):
         raise UnknownOutput('haproxy answered "show table" with something unknown: {0!r}'.format(text[:80]))
@@ -487,8 +491,11 @@ def parse_table(text: str) -> dict[str, str]:
         fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
         if "key" not in fields:
             raise UnknownOutput('haproxy printed a line of "show table" without a key: {0!r}'.format(line[:80]))
-        if fields.get("server_key", "-") not in ("", "-"):
-            found[fields["key"]] = fields["server_key"]
+        name = fields.get("server_key", "-")
+        if name in ("", "-"):
+            name = (names or {}).get(int(fields.get("server_id", "0")), "")
+        if name:
+            found[fields["key"]] = name
     return found
 
 
@@ -735,20 +742,26 @@ class AdminSocket:
         """Return how many requests wait in each backend that belongs to ``backend``."""
         return queued_requests(parse_stat(self.ask("show stat")), backend)
 
-    def affinity(self) -> dict[str, str]:
+    def affinity(self, table: str = AFFINITY_TABLES[0]) -> dict[str, str]:
         """Return which key belongs to which server; empty for a gateway without affinity."""
-        answer = self.ask("show table {0}".format(AFFINITY_TABLE))
+        answer = self.ask("show table {0}".format(table))
         # "No such table", in the words of whatever version.
-        return parse_table(answer) if answer.strip().startswith("# table: ") else {}
+        if not answer.strip().startswith("# table: "):
+            return {}
+        named: dict[int, list[str]] = {}
+        for row in parse_servers_state(self.ask("show servers state")):
+            named.setdefault(int(row["srv_id"]), []).append(row["srv_name"])
+        # Servers of several models have the same numbers: such an entry is nobody's until it is used.
+        return parse_table(answer, {number: known[0] for number, known in named.items() if len(known) == 1})
 
-    def restore_affinity(self, entries: dict[str, str], servers: dict[str, LiveServer]) -> int:
+    def restore_affinity(self, entries: dict[str, str], servers: dict[str, LiveServer], table: str = AFFINITY_TABLES[0]) -> int:
         """Give keys back to the servers they had, those that are still there; return how many were set.
 
         A reload empties the table, and with it goes what the replicas' caches are worth. Keys that found a server since keep it.
         """
-        present = self.affinity()
+        present = self.affinity(table)
         lines = [
-            "set table {0} key {1} data.server_id {2}".format(AFFINITY_TABLE, key, servers[name].number)
+            "set table {0} key {1} data.server_id {2}".format(table, key, servers[name].number)
             for key, name in entries.items()
             if name in servers and key not in present
         ]

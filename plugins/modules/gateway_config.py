@@ -297,14 +297,15 @@ class Config:
     def bring_up(self, verb: str, was_running: bool) -> dict[str, str]:
         """Start, reload or restart, and give servers back the state they had."""
         states = self.door.servers(self.options["backend"]) if was_running else {}
-        prefixes = self.door.affinity() if was_running else {}
+        prefixes = {table: self.door.affinity(table) for table in _haproxy.AFFINITY_TABLES} if was_running else {}
         self.service(verb)
         self.wait()
         if not was_running:
             return {}
         now = self.door.servers(self.options["backend"])
-        if _haproxy.AFFINITY_TABLE in self.text:
-            self.affinity_restored = self.door.restore_affinity(prefixes, now)
+        for table, entries in prefixes.items():
+            if re.search(r"^backend {0}$".format(table), self.text, re.MULTILINE):
+                self.affinity_restored += self.door.restore_affinity(entries, now, table)
         if verb == "restart":
             return {}
         lost = _haproxy.lost_states(

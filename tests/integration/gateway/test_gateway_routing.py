@@ -170,7 +170,7 @@ def test_requests_without_a_prefix_are_balanced(sticky):
 
 
 def test_a_hot_prefix_spills_when_its_replica_has_a_long_queue(make):
-    gateway = make(gateway_balance="prefix_affinity", gateway_affinity_spill=1)
+    gateway = make(gateway_balance="prefix_affinity", gateway_affinity_spill=1, gateway_affinity_copies=1)
     engines = [make.engine(), make.engine()]
     gateway.put([server("n-c0", engines[0].port), server("n-c1", engines[1].port)])
     home = gateway.post(chat("hot"))[1]["port"]
@@ -197,6 +197,77 @@ def test_a_hot_prefix_spills_when_its_replica_has_a_long_queue(make):
             engine.gate.set()
         for thread in threads:
             thread.join(20)
+
+
+def test_a_hot_prefix_is_learned_by_a_second_replica_and_a_reload_forgets_neither(make):
+    gateway = make(gateway_balance="prefix_affinity")
+    engines = [make.engine(), make.engine(), make.engine()]
+    servers = [server(f"n-c{place}", engine.port) for place, engine in enumerate(engines)]
+    gateway.put(servers)
+    home = gateway.post(chat("hot"))[1]["port"]
+    owner = next(engine for engine in engines if engine.port == home)
+    others = [engine for engine in engines if engine is not owner]
+    for engine in engines:
+        engine.gate.clear()
+    threads = [threading.Thread(target=gateway.post, args=(chat("hot"),)) for _number in range(5)]
+    try:
+        # Two places and half as many again: no more than one waits.
+        for thread in threads[:3]:
+            thread.start()
+        until(lambda: sum(gateway.door.sessions().values()) == 3)
+        assert (owner.busy, *(engine.busy for engine in others)) == (2, 0, 0)
+        threads[3].start()
+        until(lambda: sum(engine.busy for engine in others) == 1)
+        threads[4].start()
+        until(lambda: sum(engine.busy for engine in others) == 2)
+        assert owner.most == 2
+    finally:
+        for engine in engines:
+            engine.gate.set()
+        for thread in threads:
+            thread.join(20)
+    first, second = (gateway.door.affinity(table) for table in _haproxy.AFFINITY_TABLES[:2])
+    assert set(first) == set(second) and len(first) == 1
+    (learner,) = second.values()
+    assert first[next(iter(second))] != learner
+    # Nothing is under way: the first one has it, as before.
+    assert {gateway.post(chat("hot"))[1]["port"] for _number in range(4)} == {home}
+    # Others keep the first one busy, beyond its places: the second has room.
+    other = next(number for number in range(99) if gateway.post(chat(f"document {number}"))[1]["port"] == home)
+    for engine in engines:
+        engine.gate.clear()
+    threads = [threading.Thread(target=gateway.post, args=(chat(f"document {other}"),)) for _number in range(3)]
+    threads.append(threading.Thread(target=gateway.post, args=(chat("hot"),)))
+    try:
+        for thread in threads[:3]:
+            thread.start()
+        until(lambda: gateway.door.sessions()[f"n-c{engines.index(owner)}"] == 3)
+        threads[3].start()
+        until(lambda: engines[int(learner[-1])].busy == 1)
+    finally:
+        for engine in engines:
+            engine.gate.set()
+        for thread in threads:
+            thread.join(20)
+    # Whoever is out gets none of it, neither as the first nor as a later one.
+    gateway.set(**{f"n-c{engines.index(owner)}": "maint"})
+    assert gateway.post(chat("hot"))[1]["port"] != home
+    before = [gateway.door.affinity(table) for table in _haproxy.AFFINITY_TABLES]
+    result = gateway.put([*servers, server("n-c9", make.engine().port)])
+    assert result["action"] == "reloaded"
+    assert [gateway.door.affinity(table) for table in _haproxy.AFFINITY_TABLES] == before
+    assert result["affinity_restored"] == sum(len(known) for known in before) > 2
+
+
+def test_prefixes_that_are_not_hot_have_one_replica_each(sticky):
+    gateway, _engines, _servers = sticky
+    threads = [threading.Thread(target=gateway.post, args=(chat(f"document {number % 8}"),)) for number in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(gateway.door.affinity()) == 8
+    assert [gateway.door.affinity(table) for table in _haproxy.AFFINITY_TABLES[1:]] == [{}, {}]
 
 
 def test_maintenance_moves_the_keys_of_its_server_and_no_others(sticky):

@@ -143,6 +143,8 @@ def test_the_affinity_table():
         "0x3: key=CC00 use=0 exp=300 server_id=1\n"
     )
     assert _haproxy.parse_table(text) == {"AA00": "n-c1"}
+    # As it was given back after a reload, and is given back after the next one.
+    assert _haproxy.parse_table(text, {1: "n-c0", 2: "n-c7"}) == {"AA00": "n-c1", "CC00": "n-c0"}
     for odd in ("", "Unknown command", "# table: x\n0x1: use=1\n"):
         with pytest.raises(UnknownOutput):
             _haproxy.parse_table(odd)
