@@ -127,7 +127,9 @@ def idle(folder: str, limit_s: float = 0.0) -> Iterator[None]:
             if number is not None:
                 break
             if time.monotonic() >= deadline:
-                raise LLMError("{0}: a job is at work there: {1}. Wait for its end and run again".format(folder, look(folder).who()))
+                state = look(folder)
+                who = "{0}. Wait for its end, or end it (kill {1})".format(state.who(), state.pid) if state.pid else "wait for its end"
+                raise LLMError("{0}: a job is at work there: {1}, and run again".format(folder, who))
             time.sleep(0.1)
     try:
         yield

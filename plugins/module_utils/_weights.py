@@ -310,8 +310,15 @@ def document_of(path: str) -> str:
 def _document_halves(path: str) -> list[str]:
     """What a run that was killed while it wrote the manifest left."""
     folder, name = os.path.split(document_of(path))
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    return [os.path.join(folder, item) for item in names if item.startswith(name + ".")]
+    return [os.path.join(folder, item) for item in _names(folder) if item.startswith(name + ".")]
+
+
+def _names(folder: str) -> list[str]:
+    """What is in a directory, sorted; nothing where there is none, be it that another run has just removed it."""
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _known_document(path: str) -> dict:
@@ -683,16 +690,48 @@ def _sync_folder(path: str) -> None:
         os.close(number)
 
 
-def remove(path: str, marker: str, look_only: bool = False) -> tuple[bool, list[str]]:
+@contextlib.contextmanager
+def _nobody_at_work(paths: Iterable[str], wait_s: float) -> Iterator[None]:
+    """Hold every lock of these sets of weights, so that nothing is removed under somebody who gathers, gives, places or reads it.
+
+    Raises LLMError when one is not to be had within ``wait_s`` seconds; it names who has it.
+    """
+    # One set may be named by two ways to it, and no lock can be had twice.
+    roots = sorted({os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)) for path in paths})
+    with contextlib.ExitStack() as stack:
+        # A job takes its own lock first and the folder's last.
+        for folder in [root + end for root in roots for end in _JOBS]:
+            if not os.path.islink(folder):
+                stack.enter_context(_jobs.idle(folder, wait_s))
+        for folder in sorted({os.path.dirname(root) for root in roots}):
+            # What another remover took away meanwhile needs no lock.
+            with contextlib.suppress(FileNotFoundError):
+                stack.enter_context(guard(folder, wait_s))
+        yield
+
+
+def remove(path: str, marker: str, look_only: bool = False, wait_s: float = 1800.0) -> tuple[bool, list[str]]:
     """Remove what ``place`` made: target, leftovers, marker, and the parents that are empty then (at most two levels).
 
-    Returns ``(changed, lines of what was there)``.
+    Returns ``(changed, lines of what was there)``. Raises LLMError, and has removed nothing, when somebody is at work there for longer
+    than ``wait_s`` seconds.
     """
+    if look_only:
+        return bool(_mine(path, marker)), listing(path)
+    with _nobody_at_work([path], wait_s):
+        return _remove_locked(path, marker)
+
+
+def _mine(path: str, marker: str) -> list[str]:
+    """What there is of a set of weights."""
     names = [path, path + ".config.json"] + leftovers(path) + ([marker, claim_of(marker)] if marker else [])
-    mine = [name for name in names if os.path.lexists(name)] + _document_halves(path)
-    before = listing(path)
-    if look_only or not mine:
-        return bool(mine), before
+    return [name for name in names if os.path.lexists(name)] + _document_halves(path)
+
+
+def _remove_locked(path: str, marker: str) -> tuple[bool, list[str]]:
+    mine, before = _mine(path, marker), listing(path)
+    if not mine:
+        return False, before
     try:
         for name in mine:
             _remove(name)
@@ -705,7 +744,8 @@ def remove(path: str, marker: str, look_only: bool = False) -> tuple[bool, list[
     return True, before
 
 
-#: What stands behind the name of a set of weights in the folders of its jobs.
+#: What stands behind the name of a set of weights in the folders of its jobs. The one that places waits for the one that gathers, so it
+#: comes before it.
 _JOBS = (".give.job", ".place.job", ".verify.job", ".job")
 
 
@@ -716,10 +756,11 @@ def leftovers(path: str) -> list[str]:
 
 
 def _at_work(base: str) -> list[str]:
-    """Paths of weights at most two levels below ``base`` for which a job of ours left its folder."""
+    """Paths of weights, and of lists of hubs, at most two levels below ``base`` for which a job of ours left its folder."""
     found = []
-    for folder in [base] + [item.path for item in os.scandir(base) if item.is_dir(follow_symlinks=False)]:
-        for name in os.listdir(folder):
+    below = [os.path.join(base, name) for name in _names(base)]
+    for folder in [base] + [path for path in below if not os.path.islink(path)]:
+        for name in _names(folder):
             where = os.path.join(folder, name)
             if name.endswith(".job") and not os.path.islink(where) and _jobs.look(where).nonce:
                 end = next(end for end in _JOBS if name.endswith(end))
@@ -727,14 +768,15 @@ def _at_work(base: str) -> list[str]:
     return sorted(set(found))
 
 
-def purge(base: str, look_only: bool = False, also: Iterable[str] = ()) -> tuple[bool, list[str]]:
+def purge(base: str, look_only: bool = False, also: Iterable[str] = (), wait_s: float = 1800.0) -> tuple[bool, list[str]]:
     """Remove every set of weights below ``base`` that its markers in ``<base>/.verified`` know, what was gathered for them, and the lists of hubs.
 
     Sets that never became whole are known by a claim beside the markers, by the folder of their job, or are named in ``also`` (their
-    paths). What somebody else put there is neither and stays. Returns ``(changed, lines of what was there)``.
+    paths). What somebody else put there is neither and stays. Returns ``(changed, lines of what was there)``. Raises LLMError, and has
+    removed nothing, when somebody is at work on one of them for longer than ``wait_s`` seconds.
     """
     verified, real = os.path.join(base, ".verified"), os.path.realpath(base)
-    markers = sorted(os.listdir(verified)) if os.path.isdir(verified) else []
+    markers = _names(verified)
     changed, before = False, []
     sets = []
     for name in markers:
@@ -743,27 +785,31 @@ def purge(base: str, look_only: bool = False, also: Iterable[str] = ()) -> tuple
         root = _manifest.marker_root(os.path.join(verified, name))
         if root is not None and root.startswith(real + os.sep):
             sets.append((root, marker))
-    for path in (_at_work(base) if os.path.isdir(base) else []) + [path for path in also if path.startswith(base + os.sep)]:
+    for path in _at_work(base) + [path for path in also if path.startswith(base + os.sep)]:
         sets.append((path, ""))
-    for root, marker in sets:
-        if not marker:
-            # Without a marker it was never ours as a whole: only what lies beside it goes.
-            names = [name for name in leftovers(root) + _document_halves(root) if os.path.lexists(name)]
-            changed = changed or bool(names)
-            for name in [] if look_only else names:
-                _remove(name)
-            if not look_only and os.path.dirname(root) != base:
-                with contextlib.suppress(OSError):
-                    os.rmdir(os.path.dirname(root))
-            continue
-        done, lines = remove(root, marker, look_only)
-        changed = changed or done
-        before.extend("{0}/{1}".format(os.path.relpath(root, real), line) for line in lines)
     lists = os.path.join(base, ".manifests")
-    if os.path.isdir(lists) and not os.path.islink(lists):
-        changed = True
+    listed = os.path.isdir(lists) and not os.path.islink(lists)
+    with contextlib.ExitStack() as stack:
         if not look_only:
-            _remove(lists)
+            stack.enter_context(_nobody_at_work([root for root, _marker in sets], wait_s))
+        for root, marker in sets:
+            if not marker:
+                # Without a marker it was never ours as a whole: only what lies beside it goes.
+                names = [name for name in leftovers(root) + _document_halves(root) if os.path.lexists(name)]
+                changed = changed or bool(names)
+                for name in [] if look_only else names:
+                    _remove(name)
+                if not look_only and os.path.dirname(root) != base:
+                    with contextlib.suppress(OSError):
+                        os.rmdir(os.path.dirname(root))
+                continue
+            done, lines = (bool(_mine(root, marker)), listing(root)) if look_only else _remove_locked(root, marker)
+            changed = changed or done
+            before.extend("{0}/{1}".format(os.path.relpath(root, real), line) for line in lines)
+        if listed:
+            changed = True
+            if not look_only:
+                _remove(lists)
     if not look_only:
         for folder in (verified, base):
             with contextlib.suppress(OSError):

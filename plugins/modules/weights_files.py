@@ -18,7 +18,7 @@ description:
   - A file that does not verify never replaces anything. What was gathered and is good stays for the next run, so an
     interrupted run goes on where it was.
   - What was there before is kept in C(<path>.kept) for the way back, by count, and never removed while somebody uses it.
-  - Only one writer works at a time; others wait for O(lock_timeout).
+  - Only one writer works at a time; others, and removal, wait for O(lock_timeout).
 extends_documentation_fragment:
   - ironserve.llm.weights.manifest
   - ironserve.llm.weights.job
@@ -111,7 +111,7 @@ options:
     type: int
     default: 512
   lock_timeout:
-    description: Longest wait for another writer of the same model, in seconds.
+    description: Longest wait for others at work on the same weights, in seconds. After it nothing was put in place or removed.
     type: int
     default: 1800
 attributes:
@@ -312,9 +312,9 @@ def absent(module: AnsibleModule, path: str, marker: str) -> dict:
     """Remove what this module made."""
     if module.params["state"] == "purged":
         also = [os.path.abspath(name) for name in module.params["also"]]
-        changed, before = _weights.purge(path, module.check_mode, also)
+        changed, before = _weights.purge(path, module.check_mode, also, module.params["lock_timeout"])
     else:
-        changed, before = _weights.remove(path, marker, module.check_mode)
+        changed, before = _weights.remove(path, marker, module.check_mode, module.params["lock_timeout"])
     return {
         "changed": changed,
         "path": path,

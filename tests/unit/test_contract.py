@@ -32,6 +32,15 @@ DOORS = {"requests": "_http.py", "docker": "_docker.py", "huggingface_hub": "_hu
 #: Roles that change nothing on a host, and so have nothing to remove.
 LEAVES_NOTHING = ("accelerator", "catalog")
 
+#: What a playbook may do before it has the run lock: roles, modules, and parts of roles, that look and judge.
+LOOKS_ONLY = [
+    "ironserve.llm.catalog",
+    "ironserve.llm.gateway_info",
+    "ansible.builtin.assert",
+    ("ironserve.llm.replica", "pinned"),
+    ("ironserve.llm.gateway", "options"),
+]
+
 SPDX = "SPDX-License-Identifier: GPL-3.0-or-later"
 
 #: Registries and mirrors belong to the user's environment, and paths of one developer's machine to nobody.
@@ -301,6 +310,34 @@ def head_of(name: str, text: str) -> list[str]:
     return []
 
 
+def unlocked(name: str, plays: list[dict]) -> list[str]:
+    """What a playbook does that may change something before it has the run lock of every host; ``plays`` in their order."""
+    seen = []
+    for play in plays:
+        steps = [{"role": role} if isinstance(role, str) else role for role in play.get("roles", [])]
+        steps = play.get("pre_tasks", []) + steps + play.get("tasks", []) + play.get("post_tasks", [])
+        for step in steps:
+            lock = step.get("ironserve.llm.run_lock")
+            if lock is not None and lock.get("state", "present") == "present":
+                short = [group for group in ("llm_node_group", "llm_gateway_group") if group not in play["hosts"]]
+                return seen + ["{0}: the lock is not taken on the hosts of {1}".format(name, group) for group in short]
+            (kind,) = [key for key in step if key == "role" or "." in key]
+            loads = step[kind] if isinstance(step[kind], dict) else {}
+            looks = step[kind] in LOOKS_ONLY or kind in LOOKS_ONLY or (loads.get("name"), loads.get("tasks_from")) in LOOKS_ONLY
+            if not looks:
+                seen.append("{0}: {1} comes before the run lock".format(name, step.get("name", step[kind])))
+    return seen + ["{0}: takes no run lock".format(name)]
+
+
+def plays_of(path: Path) -> list[dict]:
+    """The plays of a playbook and of those it imports."""
+    found = []
+    for play in yaml.safe_load(path.read_text(encoding="utf-8")):
+        imported = play.get("ansible.builtin.import_playbook")
+        found += plays_of(path.parent / imported) if imported else [play]
+    return found
+
+
 def undeclared_collections(galaxy_text: str, texts: dict[str, str]) -> list[str]:
     """Collections that are used without being declared in galaxy.yml, and the other way round."""
     declared = set(yaml.safe_load(galaxy_text).get("dependencies") or {})
@@ -385,6 +422,11 @@ def test_no_file_names_registries_or_this_machine() -> None:
 def test_every_file_begins_as_it_should() -> None:
     texts = [path for path in tracked() if path.suffix in (".py", ".yml", ".yaml")]
     assert [finding for path in texts for finding in head_of(relative(path), path.read_text())] == []
+
+
+@pytest.mark.parametrize("name", ["site.yml", "playbooks/site.yml", "playbooks/rolling_update.yml", "playbooks/teardown.yml"])
+def test_playbook_changes_nothing_before_it_has_the_lock(name: str) -> None:
+    assert unlocked(name, plays_of(ROOT / name)) == []
 
 
 def test_collections_in_use_are_declared() -> None:
@@ -558,6 +600,32 @@ def test_rule_forbidden_words_fails(word: str) -> None:
 def test_rule_heads_fails() -> None:
     assert head_of("a.py", f"# {SPDX}\n") == head_of("a.yml", "---\na: 1\n") == head_of("a.py", "") == []
     assert len(head_of("a.py", "import x\n")) == len(head_of("a.yml", "a: 1\n")) == 1
+
+
+LOCK = {"name": "Lock", "ironserve.llm.run_lock": {"path": "/run/lock.json"}}
+EVERYWHERE = "{{ llm_node_group }}:{{ llm_gateway_group }}"
+
+
+@pytest.mark.parametrize(
+    ("plays", "expected"),
+    [
+        ([{"hosts": EVERYWHERE, "roles": ["ironserve.llm.catalog"], "tasks": [LOCK], "post_tasks": [{"a.b.copy": {}}]}], []),
+        ([{"hosts": EVERYWHERE, "pre_tasks": [LOCK], "roles": ["ironserve.llm.replica"]}], []),
+        (
+            [{"hosts": EVERYWHERE, "roles": [{"role": "ironserve.llm.replica"}], "tasks": [LOCK]}],
+            ["p: ironserve.llm.replica comes before the run lock"],
+        ),
+        (
+            [{"hosts": "a", "tasks": [{"name": "Half", "ansible.builtin.import_role": {"name": "ironserve.llm.replica"}}]}],
+            ["p: Half comes before the run lock", "p: takes no run lock"],
+        ),
+        ([{"hosts": "a", "tasks": [dict(LOCK, **{"ironserve.llm.run_lock": {"state": "absent"}})]}], None),
+        ([{"hosts": "{{ llm_node_group }}", "tasks": [LOCK]}], ["p: the lock is not taken on the hosts of llm_gateway_group"]),
+        ([], ["p: takes no run lock"]),
+    ],
+)
+def test_rule_unlocked_fails(plays: list[dict], expected: list[str] | None) -> None:
+    assert unlocked("p", plays) == (["p: Lock comes before the run lock", "p: takes no run lock"] if expected is None else expected)
 
 
 def test_rule_undeclared_collections_fails() -> None:

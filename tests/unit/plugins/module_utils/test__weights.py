@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import errno
 import fcntl
 import hashlib
@@ -450,6 +451,112 @@ def test_purging_believes_no_marker_about_another_place(site, tmp_path):
     _weights.purge(str(site.base))
     assert sorted(_manifest.tree_files(str(other))) == sorted(FILES)
     assert not site.path.exists()
+
+
+def at_work(folder: Path):
+    """Hold the lock of a job's folder, as its worker does; what stands in the folder is written as well."""
+    number = os.open(fill(folder, {"lock": b"", "job.json": b'{"nonce": "n", "title": "download of x", "pid": 4711}'}) / "lock", os.O_RDWR)
+    fcntl.flock(number, fcntl.LOCK_EX)
+    return number
+
+
+def everything(base: Path) -> dict:
+    return {name: (base / name).read_bytes() for name in _manifest.tree_files(str(base))}
+
+
+def removals(site, wait_s: float = 0.0) -> list:
+    """Every way to remove the set."""
+    whole = [str(site.path)]
+    return [
+        lambda: _weights.remove(str(site.path), str(site.marker), wait_s=wait_s),
+        lambda: _weights.purge(str(site.base), wait_s=wait_s),
+        lambda: _weights.purge(str(site.base), also=whole, wait_s=wait_s),
+    ]
+
+
+@pytest.mark.parametrize("job", ["q.job", "q.place.job", "q.verify.job", "q.give.job"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_nothing_is_removed_under_somebody_at_work(site, job, whole):
+    """Two runs at once: what one brings, gives or reads is not taken away piece by piece by the other."""
+    if whole:
+        site.put()
+    _weights.place(str(site.base / "a" / "v"), site.entries, "gguf", {"kind": "directory", "path": str(site.origin)})
+    _manifest.write_claim(str(site.base / ".verified/a-v.json.claim"), str(site.base / "a" / "v"))
+    fill(site.part, {"one.gguf": ONE[:9]})
+    number = at_work(site.path.parent / job)
+    before = everything(site.base)
+    try:
+        for remove in removals(site):
+            with pytest.raises(LLMError, match=r"demo/{0}: a job is at work there: download of x, pid 4711.*\(kill 4711\)".format(job)):
+                remove()
+            assert everything(site.base) == before
+        assert _weights.purge(str(site.base), look_only=True)[0]
+    finally:
+        os.close(number)
+    assert _weights.purge(str(site.base), wait_s=0.0)[0] and not site.base.exists()
+
+
+def test_nothing_is_removed_while_weights_are_put_in_place(site):
+    site.put()
+    before = everything(site.base)
+    number = os.open(site.path.parent, os.O_RDONLY)
+    fcntl.flock(number, fcntl.LOCK_EX)
+    try:
+        for remove in removals(site):
+            with pytest.raises(LLMError, match="demo: another process keeps it locked"):
+                remove()
+            assert everything(site.base) == before
+    finally:
+        os.close(number)
+
+
+@pytest.mark.parametrize("way", range(3))
+def test_removal_waits_for_who_is_at_work(site, monkeypatch, way):
+    site.put()
+    number, real = at_work(site.path.parent / "q.job"), time.sleep
+
+    def end(pause):
+        if not ended:
+            os.close(number)
+        ended.append(pause)
+        real(pause)
+
+    ended = []
+    monkeypatch.setattr(time, "sleep", end)
+    assert removals(site, 30.0)[way]()[0]
+    assert ended and not site.base.exists()
+
+
+def test_a_list_that_is_asked_for_is_not_purged_either(site):
+    fill(site.base, {".manifests/x.json": b"{}"})
+    number = at_work(site.base / ".manifests" / "x.json.job")
+    try:
+        with pytest.raises(LLMError, match=r"\.manifests/x\.json\.job: a job is at work there"):
+            _weights.purge(str(site.base), wait_s=0.0)
+    finally:
+        os.close(number)
+    assert (site.base / ".manifests/x.json").exists()
+    assert _weights.purge(str(site.base), wait_s=0.0)[0] and not site.base.exists()
+
+
+def test_a_set_that_two_ways_lead_to_is_purged(site, tmp_path):
+    site.put()
+    fill(site.part, {"one.gguf": b"half"})
+    at_work_before = at_work(site.path.parent / "q.job")
+    os.close(at_work_before)
+    (tmp_path / "link").symlink_to(site.base)
+    assert _weights.purge(str(tmp_path / "link"), also=[str(tmp_path / "link/demo/q")], wait_s=0.0)[0]
+    assert not site.path.exists() and not site.part.exists()
+
+
+def test_two_who_remove_at_once_remove_it_all(site):
+    for variant in ("q", "r", "s"):
+        site.path, site.marker = site.base / "demo" / variant, site.base / ".verified" / (variant + ".json")
+        site.put()
+        os.close(at_work(site.base / "demo" / (variant + ".job")))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(_weights.purge, str(site.base), wait_s=20.0) for turn in range(2)]
+    assert any(one.result()[0] for one in both) and not site.base.exists()
 
 
 # ---- what a download leaves, and the stored manifest

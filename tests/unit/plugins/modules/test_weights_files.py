@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -154,6 +155,21 @@ def test_a_job_that_fails_is_one_message(site, run_module, monkeypatch):
     monkeypatch.setattr(weights_files, "LINGER_S", 30.0)
     answer = run_module(weights_files, dict(arguments, path=str(site.path), detach=True))
     assert answer["failed"] and answer["msg"].startswith("/nonexistent: source directory of the weights")
+
+
+@pytest.mark.parametrize("state", ["absent", "purged"])
+def test_removal_waits_for_who_is_at_work_only_as_long_as_it_may(site, state):
+    site.present()
+    folder = site.path.parent / "q.job"
+    folder.mkdir()
+    with open(folder / "lock", "w") as worker:
+        fcntl.flock(worker, fcntl.LOCK_EX)
+        path = str(site.base if state == "purged" else site.path)
+        code, result = run("weights_files", path=path, marker=str(site.marker), state=state, lock_timeout=0)
+        assert code == 1 and result["msg"] == "{0}: a job is at work there: wait for its end, and run again".format(folder)
+        assert sorted(os.listdir(site.path)) == ["one.gguf", "sub"] and site.marker.exists()
+    assert run("weights_files", path=path, marker=str(site.marker), state=state, lock_timeout=0)[1]["changed"]
+    assert not site.base.exists()
 
 
 def test_replaced_weights_are_kept_come_back_and_are_purged(site):
