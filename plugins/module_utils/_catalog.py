@@ -313,6 +313,12 @@ def pick(kind: str, entries: dict[str, dict[str, Any]], name: str, variable: str
     return entries[name]
 
 
+def same_record(models: dict[str, dict[str, Any]], model: str, variant: str) -> list[tuple[str, str]]:
+    """Other pairs of model and weights variant that hosts would record under the name of this one, ``<model>-<variant>``."""
+    pairs = [(name, other) for name, recipe in models.items() for other in recipe["weights"].get("variants", {})]
+    return sorted(pair for pair in pairs if pair != (model, variant) and "-".join(pair) == "{0}-{1}".format(model, variant))
+
+
 def resolve(
     catalog: dict[str, dict[str, dict[str, Any]]],
     platform: str,
@@ -369,6 +375,12 @@ def resolve(
     if variant not in variants:
         raise LLMError(
             "model '{0}' has no weights '{1}' (variable llm_weights): {2}".format(model, variant, nearest(variant, list(variants)))
+        )
+    twins = same_record(catalog["models"], model, variant)
+    if twins:
+        raise LLMError(
+            "weights '{1}' of model '{0}' and weights '{3}' of model '{2}' would be one on a host: both are recorded as '{0}-{1}'. Rename one "
+            "of them in <inventory>/catalog/models/; nothing was changed".format(model, variant, *twins[0])
         )
     settings = merge(
         merge(merge(chosen_platform.get("settings", {}), needs.get("settings", {})), recipe["settings"]), fit.get("settings", {})

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.ironserve.llm.plugins.module_utils._catalog import SHAPES, check_entry, collect, merge, pick, resolve
+from ansible_collections.ironserve.llm.plugins.module_utils._catalog import SHAPES, check_entry, collect, merge, pick, resolve, same_record
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._verify import read_acceptance
 
@@ -187,6 +187,51 @@ def test_what_is_unknown_or_does_not_go_together(shipped, arguments, parts):
         resolve(shipped, *arguments)
     for part in parts:
         assert part in str(caught.value)
+
+
+def models_of(pairs) -> dict:
+    """Recipes with nothing but these pairs of model and weights variant."""
+    models: dict = {}
+    for model, variant in pairs:
+        models.setdefault(model, {"weights": {"variants": {}}})["weights"]["variants"][variant] = {}
+    return models
+
+
+#: Names that meet when they are joined.
+JOINED = st.text("ab-", min_size=1, max_size=4)
+
+
+@given(st.sets(st.tuples(JOINED, JOINED), min_size=1, max_size=8))
+def test_two_weights_have_one_name_on_a_host_only_where_it_is_told(pairs):
+    for pair in pairs:
+        others = same_record(models_of(pairs), *pair)
+        assert others == sorted(other for other in pairs if other != pair and other[0] + "-" + other[1] == pair[0] + "-" + pair[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "variant", "other", "others"),
+    [("smollm2-135m", "q4_1", "smollm2", "135m-q4_1"), ("smollm2-135m-x", "q", "smollm2-135m", "x-q")],
+)
+def test_weights_whose_record_would_be_that_of_others_are_refused(catalog, model, variant, other, others):
+    """Marker, download and list of files bear both names with a dash between; under one name one would be lost."""
+    recipe = catalog["models"]["smollm2-135m"]
+    for name, weights in ((model, variant), (other, others)):
+        entry = catalog["models"].setdefault(name, dict(copy.deepcopy(recipe), name=name))
+        entry["weights"]["variants"][weights] = copy.deepcopy(recipe["weights"]["variants"]["q4_1"])
+    for one, two in (((model, variant), (other, others)), ((other, others), (model, variant))):
+        with pytest.raises(LLMError) as caught:
+            resolve(catalog, "cpu", one[0], weights=one[1])
+        assert str(caught.value) == (
+            f"weights '{one[1]}' of model '{one[0]}' and weights '{two[1]}' of model '{two[0]}' would be one on a host: both are recorded as "
+            f"'{one[0]}-{one[1]}'. Rename one of them in <inventory>/catalog/models/; nothing was changed"
+        )
+    # The others of the same recipes are nobody's twins.
+    assert resolve(catalog, "cpu", "smollm2-135m", weights="hf_bf16", engine="vllm")["weights"]["name"] == "hf_bf16"
+
+
+def test_no_two_shipped_weights_have_one_name(shipped):
+    pairs = [(name, variant) for name, recipe in shipped["models"].items() for variant in recipe["weights"]["variants"]]
+    assert len(pairs) > 10 and [pair for pair in pairs if same_record(shipped["models"], *pair)] == []
 
 
 def test_platform_naming_an_engine_nobody_has(catalog):
