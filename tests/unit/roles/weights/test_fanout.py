@@ -40,12 +40,17 @@ class Site:
     def weights(self, host: str) -> Path:
         return self.folder / host / "weights" / "m" / "v"
 
-    def play(self, source: dict, files: dict, hosts: str = "all", fails: bool = False, options=(), play=None, **variables) -> str:
+    def play(
+        self, source: dict, files: dict, hosts: str = "all", fails: bool = False, options=(), play=None, other=None, **variables
+    ) -> str:
+        """Run the role on ``hosts``; those of ``other`` have the variables that it names besides."""
         recipe = {"name": "v", "format": "gguf", "entry": ".", "files": manifest(files), "source": source}
         common = {"ansible_connection": "near", "ansible_python_interpreter": sys.executable, "weights_fanout_port": self.port}
+        common["catalog_out"] = {"weights": recipe, "model": {"name": "m"}}
         inventory = {host: {"weights_dir": str(self.folder / host / "weights"), "ansible_host": address} for host, address in HOSTS.items()}
+        for host, own in (other or {}).items():
+            inventory[host].update(own)
         settings = {
-            "catalog_out": {"weights": recipe, "model": {"name": "m"}},
             "weights_download_dir": str(self.folder / "cache"),
             "weights_disk_margin_mib": 0,
             "llm_state_dir": str(self.folder / "state"),
@@ -128,6 +133,37 @@ def test_from_the_controller_with_and_without_an_address_of_its_own(site):
     said = site.play(source, NEWER, hosts="c:d", weights_fanout=False, weights_keep=0)
     assert "->" not in said.replace("-> localhost", "")
     site.have(NEWER, "cd")
+
+
+@pytest.mark.long
+def test_one_holder_gives_two_models_at_once(site):
+    """Two chains begin at the controller, or at one host, in the same tasks: each has a port of its own there."""
+    recipe = {"name": "v", "format": "gguf", "entry": ".", "files": manifest(NEWER)}
+    site.hub.repo("org/other", NEWER)
+    hub = {"kind": "modelscope", "endpoint": site.hub.url}
+    others = {"weights": dict(recipe, source=dict(hub, repo="org/other")), "model": {"name": "m"}}
+    both = {host: {"catalog_out": others} for host in "cd"}
+    said = site.play(dict(hub, repo=NAME), FILES, other=both, weights_fanout_controller="127.0.0.20")
+    assert "m/v: localhost -> a -> b" in said and "m/v: localhost -> c -> d" in said
+    site.have(FILES, "ab")
+    site.have(NEWER, "cd")
+    # The host that gives both takes weights of its own meanwhile, at the port that comes first.
+    for host in "bcd":
+        site.weights(host).rename(site.folder / f"away-{host}")
+    third = dict(FILES, **{"notes.txt": b"three\n" * 300_000})
+    site.hub.repo("org/third", third)
+    from_a = {"kind": "host", "host": "a", "path": str(site.weights("a"))}
+    from_other = dict(from_a, path=str(site.folder / "away-c"))
+    own = {
+        "a": {"catalog_out": {"weights": dict(recipe, files=manifest(third), source=dict(hub, repo="org/third")), "model": {"name": "n"}}},
+        "b": {"catalog_out": {"weights": dict(recipe, files=manifest(FILES), source=from_a), "model": {"name": "m"}}},
+        "c": {"catalog_out": {"weights": dict(recipe, source=from_other), "model": {"name": "m"}}},
+    }
+    said = site.play(from_other, NEWER, hosts="a:b:c", other=own, weights_fanout_controller="127.0.0.20")
+    assert "n/v: localhost -> a" in said and "m/v: a -> b" in said and "m/v: a -> c" in said
+    site.have(FILES, "b")
+    site.have(NEWER, "c")
+    assert (site.folder / "a/weights/n/v/notes.txt").read_bytes() == third["notes.txt"]
 
 
 def test_batches_and_another_host_as_the_source(site):
