@@ -198,16 +198,16 @@ def published(client: Any) -> list[tuple[str, int]]:
 
 
 def remove_network(client: Any, name: str) -> bool:
-    """Remove the replicas' network if this collection made it and nothing is on it. Returns whether it was removed."""
+    """Remove the replicas' network if this collection made it and nothing is on it, and every other one of ours with this name: an engine
+    may have two. Returns whether one was removed."""
+    removed = False
     for item in client.networks(names=[name], filters={"label": "ironserve.network=" + name}):
-        try:
+        # What another name of this machine removed a moment earlier is as good.
+        with contextlib.suppress(docker.errors.NotFound):
             if item["Name"] == name and not client.inspect_network(item["Id"]).get("Containers"):
                 client.remove_network(item["Id"])
-                return True
-        except docker.errors.NotFound:
-            # Another name of this machine was a moment earlier.
-            return False
-    return False
+                removed = True
+    return removed
 
 
 def create(client: Any, spec: dict[str, Any]) -> None:

@@ -308,6 +308,21 @@ def test_network_goes_only_when_nothing_is_on_it(engine, client, containers, rem
     assert _docker.remove_network(client, "ironserve") is removed
 
 
+def test_every_network_of_ours_with_that_name_goes(engine, client):
+    """An engine may have two of one name. One in use stays, one that is gone already keeps none of the others from going."""
+    named = [("1", "ironserve"), ("2", "ironserve"), ("3", "ironserve-other"), ("4", "ironserve"), ("5", "ironserve")]
+    engine.answers["GET", "/networks"] = (200, [{"Name": name, "Id": number} for number, name in named])
+    for number, name in named:
+        used = {"abc": {}} if number == "2" else {}
+        engine.answers["GET", "/networks/" + number] = (200, {"Name": name, "Containers": used})
+        engine.answers["DELETE", "/networks/" + number] = (204, "")
+    engine.answers["GET", "/networks/4"] = (404, {"message": "no such network"})
+    assert _docker.remove_network(client, "ironserve") is True
+    asked = [path.rpartition("/networks/")[2] for path in engine.asked if "/networks/" in path]
+    # Looked at, and where the same follows, removed.
+    assert asked == ["1", "1", "2", "4", "5", "5"]
+
+
 def test_removing_what_is_gone_is_no_error(client):
     _docker.remove(client, "gone")
 
