@@ -16,13 +16,8 @@ description:
   - Needs nothing but Python's standard library on the host, so it works before anything is installed.
 author:
   - ironserve.llm contributors (@ironserve)
-attributes:
-  check_mode:
-    description: Can run in check mode and gives the same result.
-    support: full
-  diff_mode:
-    description: Returns what has changed or would change.
-    support: none
+extends_documentation_fragment:
+  - ironserve.llm.attributes.reads
 options:
   addresses:
     description: PCI addresses of the cards, for the bridges above them.

@@ -16,13 +16,8 @@ description:
   - Says which container holds each card, whether or not a process shows on it.
 author:
   - ironserve.llm contributors (@ironserve)
-attributes:
-  check_mode:
-    description: Can run in check mode and gives the same result.
-    support: full
-  diff_mode:
-    description: Returns what has changed or would change.
-    support: none
+extends_documentation_fragment:
+  - ironserve.llm.attributes.reads
 options:
   probe:
     description: Name of the probe, as the platform's catalog entry gives it.

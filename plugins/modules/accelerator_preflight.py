@@ -18,13 +18,8 @@ description:
   - What could not be found out is V(unknown), which is not good.
 author:
   - ironserve.llm contributors (@ironserve)
-attributes:
-  check_mode:
-    description: Can run in check mode and gives the same result.
-    support: full
-  diff_mode:
-    description: Returns what has changed or would change.
-    support: none
+extends_documentation_fragment:
+  - ironserve.llm.attributes.reads
 options:
   probe_result:
     description: What M(ironserve.llm.accelerator_info) left, whether it succeeded or not.

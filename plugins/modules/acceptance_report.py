@@ -20,12 +20,13 @@ description:
   - It does not fail by itself. RV(status) is what a run should end with.
 author:
   - ironserve.llm contributors (@ironserve)
+extends_documentation_fragment:
+  - ironserve.llm.attributes
 attributes:
   check_mode:
     description: Can run in check mode. Judges the same and writes nothing; says so when it would record a baseline.
     support: full
   diff_mode:
-    description: Returns what has changed or would change.
     support: none
 options:
   results:

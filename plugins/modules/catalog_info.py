@@ -20,13 +20,8 @@ description:
     instead of a default.
 author:
   - ironserve.llm contributors (@ironserve)
-attributes:
-  check_mode:
-    description: Can run in check mode and gives the same result.
-    support: full
-  diff_mode:
-    description: Returns what has changed or would change.
-    support: none
+extends_documentation_fragment:
+  - ironserve.llm.attributes.reads
 options:
   platform:
     description: Name of the platform.

@@ -23,9 +23,10 @@ description:
   - Reboots nothing. Packages of kinds C(deb), C(rpm) and C(archive) are installed by other modules between V(begun) and V(ended).
 author:
   - ironserve.llm contributors (@ironserve)
+extends_documentation_fragment:
+  - ironserve.llm.attributes
 attributes:
   check_mode:
-    description: Can run in check mode and return changed status prediction without modifying target.
     support: full
   diff_mode:
     description: Shows the versions on the disk and live before and after.

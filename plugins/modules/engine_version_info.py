@@ -17,13 +17,8 @@ author:
   - ironserve.llm contributors (@ironserve)
 requirements:
   - docker >= 5.0.3 (Python library)
-attributes:
-  check_mode:
-    description: Can run in check mode and gives the same result.
-    support: full
-  diff_mode:
-    description: Returns what has changed or would change.
-    support: none
+extends_documentation_fragment:
+  - ironserve.llm.attributes.reads
 options:
   image:
     description: Reference of the image, which is on the host.

@@ -17,6 +17,8 @@ description:
   - A gateway that has no certificate yet gets it with its configuration.
 author:
   - ironserve.llm contributors (@ironserve)
+extends_documentation_fragment:
+  - ironserve.llm.attributes
 attributes:
   check_mode:
     description: Can run in check mode. Says what it would do and touches neither file nor gateway.

@@ -22,6 +22,8 @@ description:
     C(nginx -t) judges. A reload is over when no worker from before takes requests any more.
 author:
   - ironserve.llm contributors (@ironserve)
+extends_documentation_fragment:
+  - ironserve.llm.attributes
 attributes:
   check_mode:
     support: full

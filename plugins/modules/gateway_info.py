@@ -15,6 +15,8 @@ description:
   - Works where nothing is installed yet.
 author:
   - ironserve.llm contributors (@ironserve)
+extends_documentation_fragment:
+  - ironserve.llm.attributes
 attributes:
   check_mode:
     support: full

@@ -16,6 +16,8 @@ description:
   - With O(software=nginx) only the files are written. M(ironserve.llm.gateway_config) then reloads nginx, which has them in memory.
 author:
   - ironserve.llm contributors (@ironserve)
+extends_documentation_fragment:
+  - ironserve.llm.attributes
 attributes:
   check_mode:
     support: full

@@ -18,6 +18,8 @@ description:
     over when no worker from before takes requests any more. Open requests are counted by the connections of all its workers.
 author:
   - ironserve.llm contributors (@ironserve)
+extends_documentation_fragment:
+  - ironserve.llm.attributes
 attributes:
   check_mode:
     support: full

@@ -15,6 +15,8 @@ description:
   - Needs nothing but Python's standard library on the host, so it works before anything is installed.
 author:
   - ironserve.llm contributors (@ironserve)
+extends_documentation_fragment:
+  - ironserve.llm.attributes
 attributes:
   check_mode:
     support: full

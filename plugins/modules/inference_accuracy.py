@@ -19,6 +19,8 @@ author:
   - ironserve.llm contributors (@ironserve)
 requirements:
   - Linux
+extends_documentation_fragment:
+  - ironserve.llm.attributes
 attributes:
   check_mode:
     support: partial

@@ -22,6 +22,8 @@ author:
 requirements:
   - Linux
   - docker >= 5.0.3, for endpoints that name a container
+extends_documentation_fragment:
+  - ironserve.llm.attributes
 attributes:
   check_mode:
     support: partial

@@ -21,6 +21,8 @@ author:
 requirements:
   - requests
   - docker >= 5.0.3, for endpoints that name a container
+extends_documentation_fragment:
+  - ironserve.llm.attributes
 attributes:
   check_mode:
     support: full

@@ -18,12 +18,13 @@ description:
   - It does not fail by itself. RV(status) is what a run should end with.
 author:
   - ironserve.llm contributors (@ironserve)
+extends_documentation_fragment:
+  - ironserve.llm.attributes
 attributes:
   check_mode:
     description: Can run in check mode and gives the same result, the file included, which is its output and no change to any host.
     support: full
   diff_mode:
-    description: Returns what has changed or would change.
     support: none
 options:
   hosts:

@@ -55,6 +55,8 @@ options:
     description: Longest wait for another writer of the same weights, in seconds.
     type: int
     default: 60
+extends_documentation_fragment:
+  - ironserve.llm.attributes
 attributes:
   check_mode:
     description: Judges fully and writes nothing.

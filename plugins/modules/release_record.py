@@ -15,6 +15,8 @@ description:
   - A record that is there is never written again. It keeps the proof it was first accepted on.
 author:
   - ironserve.llm contributors (@ironserve)
+extends_documentation_fragment:
+  - ironserve.llm.attributes
 attributes:
   check_mode:
     description: Can run in check mode. Says what would change and writes nothing.

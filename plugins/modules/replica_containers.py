@@ -20,12 +20,12 @@ author:
   - ironserve.llm contributors (@ironserve)
 requirements:
   - docker >= 5.0.3 (Python library)
+extends_documentation_fragment:
+  - ironserve.llm.attributes
 attributes:
   check_mode:
-    description: Can run in check mode and return changed status prediction without modifying target.
     support: full
   diff_mode:
-    description: Returns what has changed or would change.
     support: full
 options:
   specs:

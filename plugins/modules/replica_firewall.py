@@ -22,6 +22,8 @@ author:
 requirements:
   - iptables >= 1.6.2, of either kind (legacy or nf_tables); ip6tables where the replicas listen on an IPv6 address
   - docker >= 5.0.3 (Python library)
+extends_documentation_fragment:
+  - ironserve.llm.attributes
 attributes:
   check_mode:
     description: Can run in check mode. A network of containers that is still to be made is then left out of the rules.

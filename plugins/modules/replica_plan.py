@@ -15,13 +15,8 @@ description:
   - Runs on the controller, from facts alone. It contacts no host and changes nothing.
 author:
   - ironserve.llm contributors (@ironserve)
-attributes:
-  check_mode:
-    description: Can run in check mode and gives the same result.
-    support: full
-  diff_mode:
-    description: Returns what has changed or would change.
-    support: none
+extends_documentation_fragment:
+  - ironserve.llm.attributes.reads
 options:
   host:
     description: Inventory name of the host.

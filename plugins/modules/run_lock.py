@@ -18,6 +18,8 @@ description:
   - A lock is no part of a host's configuration, so taking and releasing it never reports a change.
 author:
   - ironserve.llm contributors (@ironserve)
+extends_documentation_fragment:
+  - ironserve.llm.attributes
 attributes:
   check_mode:
     support: full

@@ -24,6 +24,7 @@ description:
 extends_documentation_fragment:
   - ironserve.llm.weights.manifest
   - ironserve.llm.weights.job
+  - ironserve.llm.attributes
 options:
   path:
     description: Directory the weights will live in. Nothing in it is touched.

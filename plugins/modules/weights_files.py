@@ -22,6 +22,7 @@ description:
 extends_documentation_fragment:
   - ironserve.llm.weights.manifest
   - ironserve.llm.weights.job
+  - ironserve.llm.attributes
 options:
   path:
     description: Directory of the weights.

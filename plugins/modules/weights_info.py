@@ -16,13 +16,8 @@ description:
   - A directory that is not there yet is no error.
 author:
   - ironserve.llm contributors (@ironserve)
-attributes:
-  check_mode:
-    description: Can run in check mode and gives the same result.
-    support: full
-  diff_mode:
-    description: Returns what has changed or would change.
-    support: none
+extends_documentation_fragment:
+  - ironserve.llm.attributes.reads
 options:
   path:
     description: Directory of the weights, with their C(config.json).

@@ -41,6 +41,17 @@ LOOKS_ONLY = [
     ("ironserve.llm.gateway", "options"),
 ]
 
+#: The documentation of check mode and diff mode that modules share, by the name of the fragment.
+ATTRIBUTES = {
+    "ironserve.llm.attributes" + ("" if target.id == "DOCUMENTATION" else "." + target.id.lower()): yaml.safe_load(node.value.value)[
+        "attributes"
+    ]
+    for node in ast.walk(ast.parse((ROOT / "plugins" / "doc_fragments" / "attributes.py").read_text(encoding="utf-8")))
+    if isinstance(node, ast.Assign)
+    for target in node.targets
+    if isinstance(target, ast.Name) and isinstance(node.value, ast.Constant)
+}
+
 SPDX = "SPDX-License-Identifier: GPL-3.0-or-later"
 
 #: Registries and mirrors belong to the user's environment, and paths of one developer's machine to nobody.
@@ -190,6 +201,12 @@ def module_utils_imports(name: str, source: str) -> list[str]:
     return findings
 
 
+def shared_attributes(fragments: list[str]) -> dict | None:
+    """What the one fragment about attributes among ``fragments`` says; None when there is not one of them."""
+    found = [ATTRIBUTES[name] for name in fragments if name in ATTRIBUTES]
+    return found[0] if len(found) == 1 else None
+
+
 def module_parts(name: str, source: str) -> list[str]:
     """Findings about the fixed parts of a module."""
     findings = []
@@ -208,10 +225,15 @@ def module_parts(name: str, source: str) -> list[str]:
     }
     findings += [f"{name}: no {part}" for part in ("DOCUMENTATION", "EXAMPLES", "RETURN") if not texts.get(part)]
     documentation = yaml.safe_load(texts.get("DOCUMENTATION") or "{}")
+    shared = shared_attributes(documentation.get("extends_documentation_fragment") or [])
+    if shared is None:
+        findings.append(f"{name}: does not extend one of {', '.join(ATTRIBUTES)}")
     for attribute in ("check_mode", "diff_mode"):
-        stated = (documentation.get("attributes") or {}).get(attribute, {})
-        if not stated.get("support") or not stated.get("description"):
+        own, known = (documentation.get("attributes") or {}).get(attribute, {}), (shared or {}).get(attribute, {})
+        stated = {**known, **own}
+        if shared is not None and not (stated.get("support") and stated.get("description")):
             findings.append(f"{name}: does not state its {attribute} support, with a description")
+        findings += [f"{name}: says again what the fragment says of {attribute}: {key}" for key in own if own[key] == known.get(key)]
     if documentation and documentation.get("module") != name:
         findings.append(f"{name}: documents itself as {documentation.get('module')}")
     if texts.get("EXAMPLES") and f"ironserve.llm.{name}:" not in texts["EXAMPLES"]:
@@ -532,7 +554,8 @@ GOOD_MODULE = f'''#!/usr/bin/python
 # {SPDX}
 DOCUMENTATION = """
 module: m
-attributes: {{check_mode: {{support: full, description: d}}, diff_mode: {{support: none, description: d}}}}
+extends_documentation_fragment: [ironserve.llm.attributes]
+attributes: {{check_mode: {{support: full, description: d}}, diff_mode: {{support: none}}}}
 """
 EXAMPLES = """
 - ironserve.llm.m:
@@ -549,8 +572,11 @@ SPEC = {{"max_tokens": {{"type": "int", "no_log": False}}, "path": {{"type": "pa
         ("#!/usr/bin/python\n", "", "does not begin with"),
         (SPDX, "", "no SPDX line"),
         ("RETURN", "RETURNS", "no RETURN"),
-        ("diff_mode: {support: none, description: d}", "", "diff_mode support"),
-        ("support: none, description: d", "support: none", "diff_mode support, with a description"),
+        ("diff_mode: {support: none}", "", "diff_mode support"),
+        ("full, description: d", "full, description: ''", "check_mode support, with a description"),
+        ("[ironserve.llm.attributes]", "[ironserve.llm.weights.job]", "does not extend one of ironserve.llm.attributes, "),
+        ("[ironserve.llm.attributes]", "[ironserve.llm.attributes, ironserve.llm.attributes.reads]", "does not extend one of"),
+        ("{support: none}", "{support: none, description: Returns what has changed or would change.}", "says again"),
         ("module: m", "module: n", "documents itself as n"),
         ("ironserve.llm.m:", "m:", "no example calls"),
         (', "no_log": False', "", "max_tokens may be a secret by its name"),
