@@ -136,6 +136,19 @@ LINES = {
         "FileNotFoundError: [Errno 2] No such file or directory: '/cache/triton/AB12/fused_moe_kernel.cubin.tmp.pid_72_945989'",
         ["/cache/triton/AB12/fused_moe_kernel.cubin.tmp.pid_72_945989", "one cache per replica"],
     ),
+    "resource_busy": (
+        "OSError: [Errno 16] Device or resource busy: '/cache/triton/.nfs0000000002'",
+        ["in use", "/cache/triton/.nfs0000000002", "one cache per replica"],
+    ),
+    "disk_error": ("OSError: [Errno 5] Input/output error: '/cache/vllm'", ["takes or gives no data (/cache/vllm)", "it is full", "dmesg"]),
+    "clock_behind": (
+        "x509: certificate has expired or is not yet valid: current time 2022-12-20T18:29:07Z is before 2023-02-22T00:00:00Z",
+        ["clock is behind", "(current time 2022-12-20T18:29:07Z is before 2023-02-22T00:00:00Z)", "preflight.yml"],
+    ),
+    "certificate_expired": (
+        "x509: certificate has expired or is not yet valid: current time 2026-12-01T03:00:00Z is after 2026-11-30T00:00:00Z",
+        ["expired, or the host's clock is ahead (current time 2026-12-01T03:00:00Z is after 2026-11-30T00:00:00Z)", "date -u"],
+    ),
     "disk_full": ("OSError: [Errno 28] No space left on device", ["a disk is full"]),
     "hygon_hyhal": (
         "ImportError: librocm_smi64.so.2: cannot open shared object file: No such file or directory",
@@ -163,6 +176,7 @@ LINES = {
         ["held by another container", "docker ps"],
     ),
     "ascend_dcmi": ("dcmi module initialize failed. ret is -8005", ["code -8005", "replica_uid: 1000"]),
+    "ascend_torch": ("RuntimeError: Initialize: drvRetCode=87, ErrCode=507899", ["could not open the NPU (ErrCode=507899)", "docker ps"]),
     "ascend_library_path": (
         "ImportError: libascend_hal.so: cannot open shared object file: No such file or directory",
         ["the driver's libascend_hal is not found"],
@@ -181,6 +195,10 @@ LINES = {
         ["MTP crashes", "{mtp: false}"],
     ),
     "nvml_lost": ("pynvml.NVMLError_Unknown: Failed to initialize NVML: Unknown Error", ["lost its card", "made anew"]),
+    "gpu_lost": (
+        "Unable to determine the device handle for GPU1: 0000:34:00.0: Unknown Error",
+        ["GPU1 (0000:34:00.0) does not answer any more (Unknown Error)", "healthy cards too", "replica_allow_degraded"],
+    ),
     "nvml_mismatch": ("Failed to initialize NVML: Driver/library version mismatch", ["not the one whose libraries", "reboot"]),
     "cuda_driver_old": (
         "RuntimeError: The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver",
@@ -227,6 +245,32 @@ def test_it_is_the_first_that_is_named(messages, name):
     """No other message of the table takes the line for something else."""
     meanings = translate(LINES[name][0], messages)
     assert meanings[0] == translate(LINES[name][0], {name: messages[name]})[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        (LINES["clock_behind"][0], "clock_behind"),
+        (LINES["certificate_expired"][0], "certificate_expired"),
+        # Words of the same cause in other mouths.
+        ("[Errno 16] Device or resource busy", "resource_busy"),
+        ("failed to register layer: Error processing tar file(exit status 1): write /x: no space left on device", "disk_full"),
+        ("read /var/lib/docker/tmp/GetImageBlob1: input/output error", "disk_error"),
+        ("ssl.SSLCertVerificationError: certificate verify failed: certificate is not yet valid (_ssl.c:1006)", "clock_behind"),
+        ("ssl.SSLCertVerificationError: certificate verify failed: certificate has expired (_ssl.c:1006)", "certificate_expired"),
+        ("DrvMngGetConsoleLogLevel failed. (g_conLogLevel=3)", "ascend_dcmi"),
+        ("npu-smi: error while loading shared libraries: libc_sec.so: cannot open shared object file", "ascend_library_path"),
+        ("OSError: [Errno 98] Address already in use", "port_in_use"),
+        (
+            "ValueError: Free memory on device (22.1/64.0 GiB) on startup is less than desired GPU memory utilization",
+            "less_free_than_asked",
+        ),
+        ("LINK_ERROR_INFO ... wait socket establish timeout, role[0] rank[0] timeout[120 s]", "hccl_socket"),
+    ],
+)
+def test_one_cause_has_many_words_and_one_meaning(messages, line, name):
+    meanings = translate(line, messages)
+    assert meanings == translate(line, {name: messages[name]}) and len(meanings) == 1
 
 
 def test_a_healthy_start_means_nothing(messages):
