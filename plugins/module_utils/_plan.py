@@ -137,6 +137,14 @@ def setting_number(settings: dict[str, Any], name: str, kind: Any, lowest: float
     return result
 
 
+def _why(rule: dict[str, Any]) -> str:
+    return "{0} forbidden together ({1}; {2}, {3})".format(" and ".join(rule["enhancements"]), rule["reason"], rule["source"], rule["date"])
+
+
+def _is_allowed(pair: list[str], allowed: list[str]) -> bool:
+    return "+".join(pair) in allowed or "+".join(reversed(pair)) in allowed
+
+
 def choose_enhancements(recipe: dict[str, Any], wanted: dict[str, bool], allowed: list[str]) -> tuple[list[dict[str, str]], dict[str, Any]]:
     """Decide which enhancements are on.
 
@@ -161,9 +169,8 @@ def choose_enhancements(recipe: dict[str, Any], wanted: dict[str, bool], allowed
         pair = rule["enhancements"]
         if not all(on.get(name, False) for name in pair):
             continue
-        label = "+".join(pair)
-        why = "{0} forbidden together ({1}; {2}, {3})".format(" and ".join(pair), rule["reason"], rule["source"], rule["date"])
-        if label in allowed or "+".join(reversed(pair)) in allowed:
+        label, why = "+".join(pair), _why(rule)
+        if _is_allowed(pair, allowed):
             for name in pair:
                 reasons[name] += "; DANGER, allowed by llm_allow_forbidden: " + why
             continue
@@ -182,6 +189,61 @@ def choose_enhancements(recipe: dict[str, Any], wanted: dict[str, bool], allowed
     for name, item in known.items():
         settings = merge(settings, item.get("settings", {}) if on[name] else item.get("without", {}))
     return [{"name": name, "state": "on" if on[name] else "off", "reason": reasons[name]} for name in known], settings
+
+
+def by_hand(item: dict[str, Any], baseline: dict[str, Any], final: dict[str, Any], own: dict[str, Any]) -> tuple[list[str], bool]:
+    """What the user's own settings make of one enhancement: those of them that switch it, and whether it is on then.
+
+    What it sets ``without`` decides, where it says that; else what it sets and the baseline has no value for: a setting with a value in the
+    baseline, such as the context, is a matter of more or less. A switch that is left to the engine (null) counts as on.
+    """
+    without, given = item.get("without", {}), item.get("settings", {})
+    names = list(without) or [name for name in given if baseline.get(name) is None]
+    if without:
+        on = any(final.get(name) != value for name, value in without.items())
+    else:
+        on = any(final.get(name) not in (None, False) for name in names)
+    return [name for name in names if name in own], on
+
+
+def settle(
+    catalog: dict[str, Any], wanted: dict[str, bool], allowed: list[str], own: dict[str, Any]
+) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """Decide which enhancements are on and lay the user's settings over it all; the decisions are what the settings come to in the end.
+
+    Args:
+        catalog: the outcome of ``_catalog.resolve``.
+        wanted, allowed: as for ``choose_enhancements``.
+        own: the user's settings.
+    Returns the decisions, as ``choose_enhancements`` does, and the settings whole.
+    Raises LLMError as ``choose_enhancements`` does, and for a forbidden pair that settings switch on past it.
+    """
+    recipe, baseline = catalog["model"], catalog["settings"]
+    decisions, extra = choose_enhancements(recipe, wanted, allowed)
+    final = merge(merge(baseline, extra), own)
+    hands: dict[str, str] = {}
+    for item in decisions:
+        names, on = by_hand(recipe["enhancements"][item["name"]], baseline, final, own)
+        if names and on != (item["state"] == "on"):
+            hands[item["name"]] = "llm_settings has {0}".format(", ".join(names))
+            item.update(state="on" if on else "off", reason=hands[item["name"]])
+    on_now = {item["name"]: item for item in decisions if item["state"] == "on"}
+    for rule in recipe.get("forbidden", []):
+        pair = rule["enhancements"]
+        forced = [name for name in pair if name in hands]
+        if not forced or not all(name in on_now for name in pair):
+            continue
+        if not _is_allowed(pair, allowed):
+            raise LLMError(
+                "{0}; {1}. Take that out of llm_settings, switch the other off in llm_enhancements, or allow the pair with "
+                "llm_allow_forbidden: [{2}] and prove it under your own load".format(
+                    _why(rule), "; ".join("{0} is on because {1}".format(name, hands[name]) for name in forced), "+".join(pair)
+                )
+            )
+        for name in pair:
+            if "DANGER" not in on_now[name]["reason"]:
+                on_now[name]["reason"] += "; DANGER, allowed by llm_allow_forbidden: " + _why(rule)
+    return decisions, final
 
 
 def enhanced_memory(memory: dict[str, Any], known: dict[str, Any], decisions: list[dict[str, str]]) -> dict[str, Any]:
@@ -516,8 +578,7 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
     """
     catalog = data.catalog
     recipe, platform = catalog["model"], catalog["platform"]
-    enhancements, extra = choose_enhancements(recipe, data.enhancements, data.allow_forbidden)
-    settings = merge(merge(catalog["settings"], extra), data.settings)
+    enhancements, settings = settle(catalog, data.enhancements, data.allow_forbidden, data.settings)
     serving = serving_of(settings)
     size = serving.tensor_parallel * serving.pipeline_parallel
     groups, left_out = group_cards(data.cards, size, data.allow_degraded, data.card_groups)

@@ -18,7 +18,7 @@ from ansible_collections.ironserve.llm.plugins.module_utils import _compatibilit
 from ansible_collections.ironserve.llm.plugins.module_utils._catalog import merge
 from ansible_collections.ironserve.llm.plugins.module_utils._checks import FAIL, NOT_APPLICABLE, PASS, UNKNOWN, WARN, Check
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, UnknownOutput
-from ansible_collections.ironserve.llm.plugins.module_utils._plan import BASE_ENVIRONMENT, REFUSED_ENVIRONMENT, choose_enhancements
+from ansible_collections.ironserve.llm.plugins.module_utils._plan import BASE_ENVIRONMENT, REFUSED_ENVIRONMENT, settle
 
 #: What a preflight ends with. A failed check beats one that could not tell.
 OK, FAILED, COULD_NOT_TELL = 0, 1, 2
@@ -104,10 +104,9 @@ def choose(
     """
     platform, engine, model = catalog["platform"], catalog["engine"], catalog["model"]
     decisions: list[dict[str, str]] = []
-    extra: dict[str, Any] = {}
+    final = merge(catalog["settings"], settings or {})
     if model:
-        decisions, extra = choose_enhancements(model, enhancements or {}, allow_forbidden or [])
-    final = merge(merge(catalog["settings"], extra), settings or {})
+        decisions, final = settle(catalog, enhancements or {}, allow_forbidden or [], settings or {})
     variables = merge(
         merge(merge(BASE_ENVIRONMENT, engine.get("environment", {})), platform["container"].get("environment", {})), environment or {}
     )

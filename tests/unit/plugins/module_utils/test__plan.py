@@ -171,14 +171,14 @@ def test_heads_that_cannot_be_divided_are_said_before_anything_starts(k100):
     ("settings", "says"),
     [
         ({"speculative": "mtp"}, "setting 'speculative' must be a mapping"),
-        ({"speculative": {"method": "mtp"}}, "setting 'num_speculative_tokens' must be a number, 1 or more"),
+        ({"speculative": {"num_speculative_tokens": "two"}}, "setting 'num_speculative_tokens' must be a number, 1 or more"),
         ({"kv_cache_dtype": "fp9"}, "setting 'kv_cache_dtype': number format 'fp9'"),
         ({"kv_cache_memory_bytes": "4G"}, "setting 'kv_cache_memory_bytes' must be a number"),
     ],
 )
 def test_settings_of_the_cache_that_mean_nothing(k100, settings, says):
     with pytest.raises(LLMError, match=says):
-        make_plan(k100(settings=settings))
+        make_plan(k100(enhancements={"mtp": True}, settings=settings))
 
 
 def test_bf16_on_card_pairs(k100):
@@ -544,6 +544,65 @@ def test_switched_off_by_hand_is_no_conflict():
     decisions, _extra = choose_enhancements(RECIPE, {"prefix_caching": False}, [])
     assert states(decisions) == {"mtp": "on", "prefix_caching": "off", "long_context": "off"}
     assert {item["name"]: item["reason"] for item in decisions}["prefix_caching"] == "asked for"
+
+
+AHEAD = {"speculative": {"method": "mtp", "num_speculative_tokens": 2}}
+BOTH = ["mtp+prefix_caching"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "own", "says"),
+    [
+        ({}, AHEAD, "mtp is on because llm_settings has speculative"),
+        ({"mtp": True}, {"enable_prefix_caching": True}, "prefix_caching is on because llm_settings has enable_prefix_caching"),
+        ({"mtp": True}, {"enable_prefix_caching": None}, "prefix_caching is on because llm_settings has enable_prefix_caching"),
+        (
+            {"mtp": False, "prefix_caching": False},
+            dict(AHEAD, enable_prefix_caching=True),
+            "mtp is on because .*; prefix_caching is on because",
+        ),
+    ],
+)
+def test_settings_are_no_way_round_a_forbidden_pair(k100, wanted, own, says):
+    with pytest.raises(
+        LLMError, match="mtp and prefix_caching forbidden together .*; " + says + r".*llm_allow_forbidden: \[mtp\+prefix_caching\]"
+    ):
+        make_plan(k100(enhancements=wanted, settings=own))
+    plan = make_plan(k100(enhancements=wanted, settings=own, allow_forbidden=BOTH))
+    reasons = {item["name"]: item["reason"] for item in plan["enhancements"] if item["state"] == "on"}
+    assert all("DANGER, allowed by llm_allow_forbidden" in reasons[name] for name in ("mtp", "prefix_caching"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "own", "expected"),
+    [
+        ({"mtp": True}, {"speculative": None}, {"mtp": "off", "prefix_caching": "off"}),
+        ({}, {"enable_prefix_caching": False}, {"mtp": "off", "prefix_caching": "off"}),
+        ({"prefix_caching": False, "mtp": False}, AHEAD, {"mtp": "on", "prefix_caching": "off"}),
+        ({}, {"max_num_batched_tokens": 4096}, {"chunked_prefill": "on"}),
+        ({}, {"enforce_eager": True}, {"cudagraph": "off"}),
+        ({}, {"mamba_cache_mode": None}, {"prefix_caching": "on"}),
+    ],
+)
+def test_the_plan_says_what_settings_make_of_an_enhancement(k100, wanted, own, expected):
+    decisions = {item["name"]: item for item in make_plan(k100(enhancements=wanted, settings=own))["enhancements"]}
+    assert {name: decisions[name]["state"] for name in expected} == expected
+    before = {item["name"]: item for item in make_plan(k100(enhancements=wanted))["enhancements"]}
+    for name in expected:
+        changed = decisions[name]["state"] != before[name]["state"]
+        assert decisions[name]["reason"] == ("llm_settings has " + next(iter(own)) if changed else before[name]["reason"])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "own"),
+    [
+        ({"mtp": True}, {"speculative": {"num_speculative_tokens": 3}}),
+        ({}, {"max_model_len": 65536}),
+        ({"long_context": False}, {"max_model_len": 8192}),
+    ],
+)
+def test_settings_that_only_tune_change_no_decision(k100, wanted, own):
+    assert make_plan(k100(enhancements=wanted, settings=own))["enhancements"] == make_plan(k100(enhancements=wanted))["enhancements"]
 
 
 def test_enhancement_that_is_on_adds_to_the_memory_figures():
