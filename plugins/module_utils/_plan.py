@@ -49,8 +49,12 @@ REFUSED_ENVIRONMENT = {
     "VLLM_PORT": "it moves the engine to another replica's port",
 }
 
+HIGHEST_PORT = 65535
+
 #: Whose shared memory a container may see.
 IPC_MODES = ("private", "host")
+
+_VARIABLE = re.compile(r"\A[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 
 _SERVED = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}\Z")
 
@@ -129,11 +133,14 @@ def setting_number(settings: dict[str, Any], name: str, kind: Any, lowest: float
     value = settings.get(name)
     try:
         result = kind(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         result = None
-    if result is None or isinstance(value, bool) or not lowest <= result <= highest:
+    # The engine gets the word as it is: what is cut off here, 1.5 to 1, would end it.
+    whole = kind is not int or not isinstance(value, float)
+    if result is None or isinstance(value, bool) or not whole or not lowest <= result <= highest:
         bounds = "{0} or more".format(lowest) if highest == float("inf") else "from {0} to {1}".format(lowest, highest)
-        raise LLMError("setting '{0}' must be a number, {1}, found {2!r} (recipe or variable llm_settings)".format(name, bounds, value))
+        what = "whole number" if kind is int else "number"
+        raise LLMError("setting '{0}' must be a {1}, {2}, found {3!r} (recipe or variable llm_settings)".format(name, what, bounds, value))
     return result
 
 
@@ -158,7 +165,7 @@ def choose_enhancements(recipe: dict[str, Any], wanted: dict[str, bool], allowed
         if name not in known:
             raise LLMError(
                 "unknown enhancement '{0}' (variable llm_enhancements) for model '{1}': {2}".format(
-                    name, recipe["name"], nearest(name, list(known))
+                    name, recipe["name"], nearest(str(name), list(known))
                 )
             )
         if not isinstance(wanted[name], bool):
@@ -379,6 +386,14 @@ def group_cards(
         if missing:
             who = card.get("id", card)
             raise LLMError("card {0} lacks {1}; see accelerator_recorded, or read the cards anew".format(who, ", ".join(missing)))
+        for key in ("index", "memory_total_mib"):
+            value = card.get(key)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise LLMError(
+                    "card {0}: '{1}' must be a whole number, 0 or more, found {2!r}; see accelerator_recorded, or read the cards anew".format(
+                        card["id"], key, value
+                    )
+                )
     for key in ("id", "index"):
         values = [card[key] for card in cards]
         twice = sorted({str(value) for value in values if values.count(value) > 1})
@@ -504,6 +519,15 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
     for name, why in REFUSED_ENVIRONMENT.items():
         if name in environment:
             raise LLMError("environment variable {0} is refused: {1}".format(name, why))
+    for name, value in environment.items():
+        if not _VARIABLE.match(str(name)):
+            raise LLMError("environment variable {0!r} has a name that no program could read (variable llm_environment)".format(name))
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (str, int, float))):
+            raise LLMError(
+                "environment variable {0} must be text, found {1!r}; quote it as the program wants it (variable llm_environment)".format(
+                    name, value
+                )
+            )
 
     shared = list(needs.get("devices_shared", [])) + [path for path in needs.get("devices_optional", []) if path in data.device_nodes]
     own = []
@@ -582,6 +606,16 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
     serving = serving_of(settings)
     size = serving.tensor_parallel * serving.pipeline_parallel
     groups, left_out = group_cards(data.cards, size, data.allow_degraded, data.card_groups)
+    for option, value in (("replica_count", data.count), ("replica_min_count", data.min_count), ("replica_uid", data.uid)):
+        if value < 0:
+            raise LLMError("{0} must be 0 or more, found {1}".format(option, value))
+    last = data.port_base + max([number for number, _members in groups], default=0)
+    if data.port_base < 1 or last > HIGHEST_PORT:
+        raise LLMError(
+            "ports {0} to {1} of host {2}: a port is a number from 1 to {3}; choose another replica_port_base".format(
+                data.port_base, last, data.host, HIGHEST_PORT
+            )
+        )
     if data.count and len(groups) > data.count:
         for _number, members in groups[data.count :]:
             left_out += [{"card": card["id"], "reason": "replica_count is {0}".format(data.count)} for card in members]

@@ -171,9 +171,9 @@ def test_heads_that_cannot_be_divided_are_said_before_anything_starts(k100):
     ("settings", "says"),
     [
         ({"speculative": "mtp"}, "setting 'speculative' must be a mapping"),
-        ({"speculative": {"num_speculative_tokens": "two"}}, "setting 'num_speculative_tokens' must be a number, 1 or more"),
+        ({"speculative": {"num_speculative_tokens": "two"}}, "setting 'num_speculative_tokens' must be a whole number, 1 or more"),
         ({"kv_cache_dtype": "fp9"}, "setting 'kv_cache_dtype': number format 'fp9'"),
-        ({"kv_cache_memory_bytes": "4G"}, "setting 'kv_cache_memory_bytes' must be a number"),
+        ({"kv_cache_memory_bytes": "4G"}, "setting 'kv_cache_memory_bytes' must be a whole number"),
     ],
 )
 def test_settings_of_the_cache_that_mean_nothing(k100, settings, says):
@@ -495,8 +495,49 @@ def test_engine_does_not_start_without_its_key(k100, tmp_path):
     ],
 )
 def test_bad_number_is_named(k100, name, value):
-    with pytest.raises(LLMError, match="setting '{0}' must be a number".format(name)):
+    with pytest.raises(LLMError, match="setting '{0}' must be a (whole )?number".format(name)):
         make_plan(k100(settings={name: value}))
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "max_model_len", "max_num_seqs"])
+@pytest.mark.parametrize("value", [1.5, 2.0, float("inf")])
+def test_a_number_with_a_fraction_is_not_cut_off(k100, name, value):
+    """The engine would get the fraction on its command line and end."""
+    with pytest.raises(LLMError, match="setting '{0}' must be a whole number, 1 or more, found {1}".format(name, value)):
+        make_plan(k100(settings={name: value}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"count": -1}, "replica_count must be 0 or more, found -1"),
+        ({"min_count": -1}, "replica_min_count must be 0 or more, found -1"),
+        ({"uid": -5}, "replica_uid must be 0 or more, found -5"),
+        ({"port_base": 0}, "ports 0 to 3 of host k100-01: .* another replica_port_base"),
+        ({"port_base": 65533}, "ports 65533 to 65536 of host k100-01"),
+        ({"environment": {"FLAG": True}}, "variable FLAG must be text, found True; quote it"),
+        ({"environment": {"FLAG": {"a": 1}}}, "variable FLAG must be text, found {'a': 1}"),
+        ({"environment": {"A=B": "c"}}, "variable 'A=B' has a name that no program could read"),
+        ({"environment": {1: "c"}}, "variable 1 has a name that no program could read"),
+        ({"enhancements": {1: True}}, "unknown enhancement '1'"),
+    ],
+)
+def test_an_option_that_means_nothing_is_named(k100, changes, says):
+    with pytest.raises(LLMError, match=says):
+        make_plan(k100(**changes))
+
+
+def test_the_last_port_there_is_can_be_used(k100):
+    assert make_plan(k100(port_base=65532, environment={"A": 1, "B": 0.5}))["replicas"][-1]["port"] == 65535
+
+
+@pytest.mark.parametrize("key", ["index", "memory_total_mib"])
+@pytest.mark.parametrize("value", ["3", -1, True, 1.5])
+def test_a_card_whose_figures_are_no_numbers(k100, key, value):
+    data = k100()
+    data.cards[3][key] = value
+    with pytest.raises(LLMError, match="card 0000:16:00.0: '{0}' must be a whole number, 0 or more, found {1!r}".format(key, value)):
+        make_plan(data)
 
 
 def test_mistyped_setting_is_an_error(k100):
