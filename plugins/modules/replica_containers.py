@@ -16,6 +16,7 @@ description:
     whose proof fails is undone without building anything anew.
   - Drains nothing. Take a replica out of the gateway first.
   - An optional mount is left out where the host lacks its source.
+  - After a container was stopped, its cards are waited for until they have let go of its memory, and only then the next one starts on them.
 author:
   - ironserve.llm contributors (@ironserve)
 requirements:
@@ -57,6 +58,46 @@ options:
     type: list
     elements: str
     default: []
+  card_tools:
+    description:
+      - How the cards are read, to see that they are free. Without it, and on platform C(cpu), nothing is waited for.
+    type: dict
+    default: {}
+    suboptions:
+      probe:
+        description: Name of the collection's probe, V(ascend), V(hygon) or V(nvidia).
+        type: str
+        default: ""
+      tools:
+        description: The vendor's tools with the paths where each may lie, as in the platform's entry of the catalog.
+        type: dict
+        default: {}
+      environment:
+        description: Variables every call of a tool gets.
+        type: dict
+        default: {}
+      timeout_s:
+        description: Seconds after which a call of a tool counts as hung.
+        type: float
+        default: 30
+      root:
+        description: Directory that stands for the host's root, to read a host that is played.
+        type: path
+        default: /
+      sysfs:
+        description: Directory that stands for the host's /sys. Empty takes C(sys) under O(card_tools.root).
+        type: path
+        default: ""
+  idle_mib:
+    description: Device memory in MiB that a card shows when nothing runs on it, at most.
+    type: int
+    default: 0
+  free_timeout_s:
+    description:
+      - Longest wait in seconds for cards to be free, V(0) for no wait. With V(present) one that is not free after that is an error; what is
+        brought back with V(reverted) is started all the same.
+    type: float
+    default: 0
   socket:
     description: The container engine's socket.
     type: path
@@ -105,7 +146,14 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _container_request, _containers, _docker, _machines, _ports
+from ansible_collections.ironserve.llm.plugins.module_utils import (
+    _card_wait,
+    _container_request,
+    _containers,
+    _docker,
+    _machines,
+    _ports,
+)
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 
@@ -152,7 +200,12 @@ def make_cache_dirs(spec: dict[str, Any], below: str) -> None:
         os.chown(path, int(owner), int(owner))
 
 
-def apply(client: Any, spec: dict[str, Any], action: str, cache_dir: str) -> None:
+def cards_of(spec: dict[str, Any]) -> list[str]:
+    """The cards of a replica, as its label names them."""
+    return [card for card in spec.get("labels", {}).get("ironserve.cards", "").split(",") if card]
+
+
+def apply(client: Any, spec: dict[str, Any], action: str, cache_dir: str, freedom: _card_wait.Freedom) -> None:
     """Do one decided action. Each leaves a state from which a repeated run goes on."""
     name, previous = spec["name"], spec["name"] + _containers.PREVIOUS_SUFFIX
     grace = int(spec["stop_timeout_s"])
@@ -173,6 +226,9 @@ def apply(client: Any, spec: dict[str, Any], action: str, cache_dir: str) -> Non
             else:
                 client.rename(name, previous)
         refuse_busy_port(client, spec)
+        if predecessor or action == _containers.REPLACE:
+            # After the renaming: what was replaced is known by its name, and comes back when this fails.
+            freedom.demand(cards_of(spec))
         _docker.create(client, spec)
     elif action == _containers.START:
         client.start(name)
@@ -182,6 +238,8 @@ def apply(client: Any, spec: dict[str, Any], action: str, cache_dir: str) -> Non
         if _docker.inspect(client, name):
             _docker.stop(client, name, grace)
             _docker.remove(client, name)
+            # The way back is tried in any case; its proof tells.
+            freedom.wait(cards_of(spec))
         # Renamed last: until then a repeated run knows that something is to come back.
         client.start(previous)
         client.rename(previous, name)
@@ -197,6 +255,9 @@ def apply(client: Any, spec: dict[str, Any], action: str, cache_dir: str) -> Non
 def run(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
     """Decide for every container, then act on those that need it, side by side."""
     state = params["state"]
+    if params["free_timeout_s"] < 0 or params["idle_mib"] < 0:
+        raise LLMError("free_timeout_s and idle_mib must be 0 or more")
+    freedom = _card_wait.Freedom(params["card_tools"], params["idle_mib"], params["free_timeout_s"])
     # A predecessor named on its own, as an orphan is, goes with its successor: two jobs must not remove one container.
     successors = {spec["name"] + _containers.PREVIOUS_SUFFIX for spec in params["specs"]}
     specs = [spec for spec in params["specs"] if spec["name"] not in successors]
@@ -234,7 +295,7 @@ def run(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
             _docker.ensure_network(client, specs[0]["network"])
         with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, len(acting))) as pool:
             jobs = {
-                pool.submit(apply, _docker.connect(params["socket"]), spec, action, params["cache_dir"]): spec["name"]
+                pool.submit(apply, _docker.connect(params["socket"]), spec, action, params["cache_dir"], freedom): spec["name"]
                 for spec, action in acting
             }
         errors = ["{0}: {1}".format(name, job.exception()) for job, name in jobs.items() if job.exception()]
@@ -270,6 +331,20 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "absent", "reverted", "committed", "stopped"], "default": "present"},
             "cache_dir": {"type": "path", "required": True},
             "neighbours": {"type": "list", "elements": "str", "default": []},
+            "card_tools": {
+                "type": "dict",
+                "default": {},
+                "options": {
+                    "probe": {"type": "str", "default": ""},
+                    "tools": {"type": "dict", "default": {}},
+                    "environment": {"type": "dict", "default": {}},
+                    "timeout_s": {"type": "float", "default": 30},
+                    "root": {"type": "path", "default": "/"},
+                    "sysfs": {"type": "path", "default": ""},
+                },
+            },
+            "idle_mib": {"type": "int", "default": 0},
+            "free_timeout_s": {"type": "float", "default": 0},
             "socket": {"type": "path", "default": "/var/run/docker.sock"},
         },
         supports_check_mode=True,

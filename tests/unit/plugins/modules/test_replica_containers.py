@@ -160,3 +160,85 @@ def test_no_directory_is_made_elsewhere(tmp_path, path):
     with pytest.raises(LLMError, match="is not below"):
         replica_containers.make_cache_dirs(spec(mounts=[{"source": str(tmp_path / path), "owner": 64064}]), str(tmp_path / "cache"))
     assert list(tmp_path.iterdir()) == []
+
+
+# Cards are free before the next engine starts on them
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """An engine that only notes what it is told, and the containers it has; the wait for cards is noted too, and may fail."""
+
+    class Engine:
+        steps = []
+        there = {}
+        held = ""
+
+        def start(self, name):
+            self.steps.append(("start", name))
+
+        def rename(self, name, other):
+            self.steps.append(("rename", name, other))
+
+        # What is waited for.
+        def demand(self, cards):
+            self.steps.append(("demand", *cards))
+            if self.held:
+                raise LLMError(self.held)
+
+        def wait(self, cards):
+            self.steps.append(("wait", *cards))
+            return self.held
+
+    client = Engine()
+    client.steps, client.there = [], {}
+    for word in ("stop", "remove"):
+        monkeypatch.setattr(replica_containers._docker, word, lambda _client, name, *_more, word=word: client.steps.append((word, name)))
+    monkeypatch.setattr(replica_containers._docker, "inspect", lambda _client, name: client.there.get(name))
+    monkeypatch.setattr(replica_containers._docker, "create", lambda _client, spec: client.steps.append(("create", spec["name"])))
+    return client
+
+
+TWO_CARDS = {"labels": {"ironserve.cards": "0000:07:00.0,0000:0a:00.0"}}
+
+
+def test_a_replacement_starts_when_its_cards_are_free(engine, tmp_path):
+    replica_containers.apply(engine, spec(**TWO_CARDS), "replace", str(tmp_path), engine)
+    assert engine.steps == [
+        ("stop", "ironserve-c0"),
+        ("rename", "ironserve-c0", "ironserve-c0-previous"),
+        ("demand", "0000:07:00.0", "0000:0a:00.0"),
+        ("create", "ironserve-c0"),
+    ]
+
+
+def test_cards_that_stay_held_leave_the_way_back(engine, tmp_path):
+    engine.held = "card is held"
+    with pytest.raises(LLMError, match="card is held"):
+        replica_containers.apply(engine, spec(**TWO_CARDS), "replace", str(tmp_path), engine)
+    assert ("rename", "ironserve-c0", "ironserve-c0-previous") in engine.steps, "what is to come back is known by its name"
+    assert ("create", "ironserve-c0") not in engine.steps
+
+
+def test_what_was_replaced_waits_for_its_cards_and_comes_back_in_any_case(engine, tmp_path):
+    engine.held, engine.there = "card is held", {"ironserve-c0": {"State": {}}}
+    replica_containers.apply(engine, spec(**TWO_CARDS), "revert", str(tmp_path), engine)
+    assert engine.steps[2:] == [
+        ("wait", "0000:07:00.0", "0000:0a:00.0"),
+        ("start", "ironserve-c0-previous"),
+        ("rename", "ironserve-c0-previous", "ironserve-c0"),
+    ]
+
+
+def test_a_first_start_waits_for_nothing(engine, tmp_path):
+    replica_containers.apply(engine, spec(**TWO_CARDS), "create", str(tmp_path), engine)
+    assert engine.steps == [("create", "ironserve-c0")]
+    engine.steps, engine.there = [], {"ironserve-c0-previous": {"State": {}}}
+    replica_containers.apply(engine, spec(**TWO_CARDS), "create", str(tmp_path), engine)
+    assert engine.steps == [("stop", "ironserve-c0-previous"), ("demand", "0000:07:00.0", "0000:0a:00.0"), ("create", "ironserve-c0")]
+
+
+@pytest.mark.parametrize("option", ["free_timeout_s", "idle_mib"])
+def test_a_wait_below_nothing_is_refused(run_module, arguments, option):
+    result = run_module(replica_containers, dict(arguments, **{option: -1}), check_mode=True)
+    assert result["failed"] is True and "must be 0 or more" in result["msg"]
