@@ -66,7 +66,7 @@ def read_sharegpt(text: str, where: str) -> tuple[list[str], int]:
     """
     try:
         data = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise LLMError("{0} is not JSON: {1}".format(where, exc)) from None
     return pick_sharegpt(data, where)
 
@@ -91,9 +91,9 @@ def pick_sharegpt(data: Any, where: str) -> tuple[list[str], int]:
 
 
 def read_file(path: str, what: str) -> str:
-    """A text file. Raises LLMError that names it."""
+    """A text file, without the mark that some editors begin it with. Raises LLMError that names it."""
     try:
-        with open(path, encoding="utf-8") as handle:
+        with open(path, encoding="utf-8-sig") as handle:
             return handle.read()
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8"

@@ -170,6 +170,9 @@ from ansible_collections.ironserve.llm.plugins.module_utils._words import sendab
 
 PATH = "/v1/chat/completions"
 
+#: What the option ``request`` could only break.
+RESERVED = {"messages", "model", "stream", "max_tokens"}
+
 
 def problems_of(options: dict[str, Any]) -> list[_accuracy.Problem]:
     """The problems that the options name."""
@@ -244,6 +247,12 @@ def main() -> None:
             raise LLMError("timeout_s must be at most {0:g} s, not {1:g}".format(_http.LONGEST_S, options["timeout_s"]))
         if not options["endpoints"]:
             raise LLMError("no endpoint was given")
+        names = [endpoint["name"] for endpoint in options["endpoints"]]
+        if len(set(names)) < len(names):
+            raise LLMError("endpoints need names of their own: {0}".format(", ".join(names)))
+        reserved = sorted(set(options["request"]) & RESERVED)
+        if reserved:
+            raise LLMError("request may not have {0}: the probe sets it".format(", ".join(reserved)))
         problems = problems_of(options)
         for endpoint in options["endpoints"] if not module.check_mode else []:
             judged = _accuracy.judge(problems, ask(endpoint, options, problems), options["recorded"], options["tolerance"])

@@ -43,6 +43,17 @@ PACKAGED = Path(__file__).resolve().parents[4] / "roles" / "acceptance" / "files
         ("\uff03\uff03\uff03\uff03 1\uff10", 10),
         ("5-3", 3),
         ("about 3.14 or x2", Fraction("3.14")),
+        ("#### .5", Fraction(1, 2)),
+        ("#### about. 5", 5),
+        ("#### -.25 each", Fraction(-1, 4)),
+        ("So it is 3/4", Fraction(3, 4)),
+        ("\\boxed{1.5/2}", Fraction(3, 4)),
+        ("#### 7/0", 7),
+        ("#### 1.5e3", 1500),
+        ("#### " + "1" * 40, int("1" * 40)),
+        # Rubbish of digits: Python reads no more than 4300, and no float holds 400.
+        ("#### " + "1" * 5000, None),
+        ("it is " + "1" * 400 + ".5", None),
         ("I do not know.", None),
         ("", None),
     ],
@@ -81,12 +92,31 @@ def test_a_set_is_read_and_asked_in_its_language():
         ("{", "set, line 1: a problem is"),
         ('{"question": "a", "answer": "#### 1"}\n{"question": "a", "answer": "1"}', "set, line 2: a problem is"),
         ('{"question": " ", "answer": "#### 1"}', "line 1"),
+        # Read to its middle it would be another number.
+        ('{"question": "a", "answer": "#### 1,2"}', "line 1: a problem is"),
+        ('{"question": "a", "answer": "#### 1.200.000"}', "line 1: a problem is"),
+        ('{"question": "a", "answer": "#### ' + "1" * 41 + '"}', "line 1: a problem is"),
+        ('{"question": "a \\ud800", "answer": "#### 1"}', "line 1: the question has half a character"),
+        ("[" * 100000, "line 1: a problem is"),
         ('{"question": "a", "answer": "#### 1", "language": "fr"}', "language must be one of en, zh, not 'fr'"),
     ],
 )
 def test_a_set_that_is_not_understood_is_refused(text, said):
     with pytest.raises(LLMError, match=re.escape(said)):
         _accuracy.read(text, "set")
+
+
+def test_a_line_ends_only_where_json_lets_it():
+    """Line ends of typography may stand in a JSON text as they are."""
+    line = json.dumps({"question": "a\u2028b\x85c", "answer": "#### 1"}, ensure_ascii=False)
+    assert [item.question for item in _accuracy.read(line + "\r\n" + line, "set")] == ["a\u2028b\x85c"] * 2
+
+
+def test_a_score_at_the_limit_is_good():
+    """0.8 less 0.1 is 0.7000000000000001, and 7 of 10 are still 70 %."""
+    found = judge([problem()] * 10, [("#### 4", "")] * 7 + [("#### 5", "")] * 3, 0.8, 0.1)
+    assert found["ok"] is True and found["why"] == "70.0 % right, 80.0 % recorded, 70.0 % allowed"
+    assert "0.0 % allowed" in judge([problem()], [("", "")], 0.01, 0.05)["why"]
 
 
 @pytest.mark.parametrize(("right", "recorded", "ok"), [(9, 0.9, True), (9, 0.95, True), (8, 0.9, False), (10, 0.2, True), (9, None, None)])

@@ -60,6 +60,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     for name, said in (("none", "No such file"), ("latin", "not UTF-8")):
         with pytest.raises(LLMError, match="prompts.path {0}.* can't be read: {1}".format(tmp_path / name, said)):
             _prompts.read_file(str(tmp_path / name), "prompts.path")
+    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbf[]")
+    assert _prompts.read_file(str(tmp_path / "marked"), "prompts.path") == "[]"
+    with pytest.raises(LLMError, match="deep is not JSON"):
+        _prompts.read_sharegpt("[" * 100000, "deep")
 
 
 def test_a_choice_follows_its_seed_and_never_doubles():

@@ -93,6 +93,8 @@ def test_check_mode_asks_nothing(run_module, engine):
         ({"timeout_s": float("nan")}, "timeout_s must be 0.001 or more, not nan"),
         ({"timeout_s": float("inf")}, "timeout_s must be at most 604800 s, not inf"),
         ({"endpoints": []}, "no endpoint"),
+        ({"endpoints": [{"name": "c0", "url": "http://127.0.0.1:1"}] * 2}, "endpoints need names of their own: c0, c0"),
+        ({"request": {"stream": False, "top_p": 1}}, "request may not have stream: the probe sets it"),
     ],
 )
 def test_options_that_cannot_work_are_refused(run_module, engine, changes, said):
