@@ -88,6 +88,11 @@ class Protocol:
             raise LLMError("saturation_gain_pct must be 0 or more, not {0:g}".format(self.saturation_gain_pct))
         if self.load == CLOSED and any(level != int(level) for level in self.levels):
             raise LLMError("concurrency must be whole numbers, not {0}".format(list(self.levels)))
+        if self.load == CLOSED and max(self.levels) > self.requests:
+            text = (
+                "{0} requests can never be {1:g} at a time: raise requests to {1:g} or more (several times that, to measure a steady load)"
+            )
+            raise LLMError(text.format(self.requests, max(self.levels)))
         if len(set(self.levels)) < len(self.levels):
             raise LLMError("a level is given twice: {0}".format(list(self.levels)))
         reserved = sorted(set(self.request) & {"messages", "model", "stream", "stream_options", "max_tokens"})
@@ -271,9 +276,9 @@ class Bench:
                 for _time in range(PRIMES):
                     self._ask(endpoint, texts, 1, 1, "filling the cache")
         groups = self._groups()
-        stopped = set()
+        beyond = {}
         for level in protocol.levels:
-            open_groups = [group for group in groups if group[0].name not in stopped]
+            open_groups = [group for group in groups if level < beyond.get(group[0].name, math.inf)]
             for group in open_groups:
                 for endpoint in group:
                     self._prepare(endpoint, texts, level)
@@ -282,7 +287,8 @@ class Bench:
                 for group in open_groups:
                     self._measure(group, texts, level, repeat)
             if protocol.stop_when_saturated:
-                stopped |= self._saturated()
+                # Lower levels that are still to come are worth knowing.
+                beyond.update((name, min(level, beyond.get(name, math.inf))) for name in self._saturated())
         return self._result(texts)
 
     def _groups(self) -> list[list[Endpoint]]:

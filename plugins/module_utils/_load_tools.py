@@ -18,7 +18,7 @@ import json
 import math
 from typing import Any, Callable
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _run
+from ansible_collections.ironserve.llm.plugins.module_utils import _http, _run
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, UnknownOutput
 
 VLLM = "vllm"
@@ -88,8 +88,9 @@ class Job:
             raise LLMError("{0} needs weights (the folder with the tokenizer)".format(self.tool))
         if self.tool != VLLM and not self.concurrency and not self.rate:
             raise LLMError("{0} needs concurrency or rate".format(self.tool))
-        if self.requests < 1 or self.timeout_s <= 0 or self.concurrency < 0 or self.rate < 0:
-            raise LLMError("requests, timeout_s, concurrency and rate of {0} cannot be below nothing".format(self.tool))
+        # Not the other way round: what is no number (NaN) is not less, either.
+        if not (self.requests >= 1 and 0 < self.timeout_s <= _http.LONGEST_S and self.concurrency >= 0 and 0 <= self.rate < math.inf):
+            raise LLMError("requests, timeout_s, concurrency and rate of {0} cannot be below nothing or without end".format(self.tool))
 
 
 def vllm_arguments(job: Job) -> list[str]:
@@ -179,7 +180,7 @@ def _object(text: str, tool: str) -> dict[str, Any]:
 
 def _figure(data: dict[str, Any], key: str, tool: str) -> float:
     value = data.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e18 < value < 1e18:
         raise UnknownOutput("the result of {0} has no figure {1}: {2!r}".format(tool, key, value))
     return value
 
@@ -327,6 +328,17 @@ def row(job: Job, endpoint: str, found: dict[str, Any], started_unix: float) -> 
     refused = []
     if found["failed"] or not found["completed"]:
         refused.append("{0} of {1} requests failed".format(found["failed"], found["failed"] + found["completed"]))
+    return _row(job, endpoint, found, refused, started_unix)
+
+
+def failed_row(job: Job, endpoint: str, error: LLMError, started_unix: float) -> dict[str, Any]:
+    """A row of ``runs`` for a tool that told nothing: what others measured before is not lost with it."""
+    text = str(error)
+    found = {"completed": 0, "failed": job.requests, "duration_s": None, "figures": None, "notes": []}
+    return dict(_row(job, endpoint, found, [text], started_unix), errors=[{"error": text, "count": job.requests}])
+
+
+def _row(job: Job, endpoint: str, found: dict[str, Any], refused: list[str], started_unix: float) -> dict[str, Any]:
     closed = not job.rate
     return {
         "endpoint": endpoint,

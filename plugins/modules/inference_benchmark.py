@@ -141,7 +141,7 @@ options:
     elements: float
     default: [1.0]
   requests:
-    description: Requests of one run.
+    description: Requests of one run, as many as the highest O(concurrency) or more. Several times as many measure a steady load.
     type: int
     default: 32
   repeats:
@@ -183,7 +183,7 @@ options:
         description: Milliseconds for the whole answer.
         type: float
   stop_when_saturated:
-    description: Whether higher levels are left out once a level brings less than O(saturation_gain_pct) more tokens, or fails.
+    description: Whether levels that are higher still are left out once a level brings less than O(saturation_gain_pct) more tokens, or fails.
     type: bool
     default: true
   saturation_gain_pct:
@@ -240,6 +240,7 @@ options:
     description:
       - Load clients of others that are run after our own and whose figures stand beside ours, in rows of C(runs) with their name as C(tool).
       - Where a word means something else there it gets our word for what it is, see docs/benchmark-result.md.
+      - One that is not there or fails has a row that says why, and no figures.
     type: list
     elements: dict
     default: []
@@ -522,13 +523,17 @@ def jobs_of(options: dict[str, Any], endpoints: list[Endpoint]) -> list[tuple[_l
 
 
 def run_others(module: AnsibleModule, jobs: list[tuple[_load_tools.Job, Endpoint]]) -> list[dict[str, Any]]:
-    """Rows of what other clients measured."""
+    """Rows of what other clients measured, and of those that could not."""
     rows = []
     for job, endpoint in jobs:
         started = time.time()
-        with tempfile.TemporaryDirectory(dir=module.tmpdir) as folder:
-            found = _load_tools.run(job, _http.read_key(endpoint.api_key_file), folder)
-        rows.append(_load_tools.row(job, endpoint.name, found, started))
+        try:
+            with tempfile.TemporaryDirectory(dir=module.tmpdir) as folder:
+                found = _load_tools.run(job, _http.read_key(endpoint.api_key_file), folder)
+        except LLMError as exc:
+            rows.append(_load_tools.failed_row(job, endpoint.name, exc, started))
+        else:
+            rows.append(_load_tools.row(job, endpoint.name, found, started))
     return rows
 
 
@@ -664,10 +669,14 @@ def main() -> None:
             for run in result["runs"]:
                 run.update(timeline=[], requests=[])
         result = sendable(result)
+    except LLMError as exc:
+        module.fail_json(msg=str(exc))
+    try:
         if options["path"]:
             write(module, options["path"], result)
     except LLMError as exc:
-        module.fail_json(msg=str(exc))
+        # What was measured may have taken hours.
+        module.fail_json(msg=str(exc), **result)
     if not result["ok"] and options["fail_on_refusal"]:
         module.fail_json(msg="not all figures may be published:\n" + "\n".join(result["summary"]["lines"]), **result)
     module.exit_json(changed=False, **result)

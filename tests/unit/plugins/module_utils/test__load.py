@@ -291,13 +291,36 @@ def test_a_sweep_stops_at_saturation(engines):
 
     def attempt():
         said = []
-        result = bench([engines[4]], said, levels=(1, 2, 4, 8), requests=6, output_tokens=8, input_tokens=64).run()
+        result = bench([engines[4]], said, levels=(1, 2, 4, 6), requests=6, output_tokens=8, input_tokens=64).run()
         (found,) = result["summary"]["saturation"]
         assert [run["concurrency"] for run in result["runs"]] == [1, 2, 4]
         assert (found["saturated"], found["level"]) == (True, 2) and "from 2 to 4" in found["why"]
         assert said == ["e4: {0} at a time, run 1 of 1, 6 requests".format(level) for level in (1, 2, 4)]
 
     nearly(attempt)
+
+
+class Told(Bench):
+    """A benchmark whose throughput is known: as many tokens/s as are asked for at a time, up to two."""
+
+    def _gauge(self, endpoint):
+        pass
+
+    def _texts(self):
+        return ["a"]
+
+    def _measure(self, group, texts, level, repeat):
+        row = {"endpoint": group[0].name, "tool": "ironserve", "load": "closed", "concurrency": level, "request_rate": None}
+        self._runs.append(dict(row, repeat=repeat, publishable=True, refused=[], figures={"output_throughput": min(level, 2)}))
+
+
+@pytest.mark.parametrize(
+    ("levels", "measured"), [((1, 2, 4, 8), [1, 2, 4]), ((4, 2, 6, 1), [4, 2, 1]), ((4, 6, 5, 2), [4, 6, 5, 2]), ((8, 1), [8, 1])]
+)
+def test_saturation_leaves_out_what_is_higher_and_nothing_else(levels, measured):
+    """Levels come in the order given: what is lower than the level that brought nothing is still measured."""
+    told = Told(Protocol("m", levels, warmup=0, repeats=1), [Endpoint("c0", "http://127.0.0.1:1")], LIMITS, unseen)
+    assert [run["concurrency"] for run in told.run()["runs"]] == measured
 
 
 def test_endpoints_take_turns_and_the_gateway_is_compared(engines):
@@ -411,6 +434,7 @@ def test_energy_is_that_of_the_cards_in_the_window(engines):
         ({"saturation_gain_pct": float("nan")}, "saturation_gain_pct must be 0 or more, not nan"),
         ({"levels": (1.5,)}, "whole numbers"),
         ({"levels": (2, 2)}, "given twice"),
+        ({"levels": (1, 64)}, "32 requests can never be 64 at a time: raise requests to 64 or more"),
         ({"requests": 0}, "requests must be 1 or more, not 0"),
         ({"output_tokens": 0}, "output_tokens must be 1"),
         ({"warmup": -1}, "warmup must be 0"),

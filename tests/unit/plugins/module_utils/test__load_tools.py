@@ -348,6 +348,8 @@ def test_a_tool_that_hangs_is_ended(tools, tmp_path):
         (Job("guidellm", "u", "m", "", "w"), "guidellm needs concurrency or rate"),
         (Job("guidellm", "u", "m", "", "w", dataset="x", rate=1.0), "is given no data set"),
         (Job("evalscope", "u", "m", "", "w", rate=1.0, requests=0), "cannot be below nothing"),
+        (Job("evalscope", "u", "m", "", "w", rate=float("inf")), "or without end"),
+        (Job("evalscope", "u", "m", "", "w", rate=1.0, timeout_s=float("nan")), "or without end"),
     ],
 )
 def test_a_job_that_cannot_be_done_is_refused(job, said):
@@ -363,3 +365,5 @@ def test_a_row_stands_beside_ours():
     assert level["figures"]["mean_ttft_ms"]["mean"] == 101.0 and _benchmark.table([level], {})[1].split()[:2] == ["c0", "5/s"]
     bad = _load_tools.row(Job("vllm", "u", "m", requests=100), "c0", dict(found, failed=3), 1.0)
     assert bad["figures"] is None and bad["refused"] == ["3 of 103 requests failed"] and bad["concurrency"] == 100
+    none = _load_tools.failed_row(Job("vllm", "u", "m", requests=7), "c0", LLMError("not there"), 1.0)
+    assert set(none) == set(one) and (none["publishable"], none["refused"], none["failed"]) == (False, ["not there"], 7)

@@ -126,7 +126,6 @@ def test_conversations_are_asked(run_module, engine, monkeypatch):
         ({"endpoints": [{"name": "a", "url": "nowhere"}]}, "nowhere is no address"),
         ({"endpoints": [{"name": "a", "url": "http://127.0.0.1:1", "api_key_file": "/nowhere"}]}, "API key file /nowhere"),
         ({"endpoints": [{"name": "a", "url": "http://127.0.0.1:1"}]}, "connection refused"),
-        ({"path": "/proc/nowhere/x.json"}, "/proc/nowhere/x.json can't be written"),
     ],
 )
 def test_options_that_cannot_work_are_refused(run_module, engine, changes, said):
@@ -162,6 +161,22 @@ def test_other_clients_stand_beside_ours(run_module, engine, tmp_path, monkeypat
     assert result["runs"][1]["figures"]["median_tpot_ms"] == 50.0
     wrong = [{"tool": "guidellm", "endpoint": "nobody", "concurrency": 1}]
     assert "no endpoint is named 'nobody'" in run_module(inference_benchmark, options(engine, clients=wrong))["msg"]
+
+
+def test_what_was_measured_outlives_what_comes_after(run_module, engine, tmp_path, monkeypatch):
+    """Our own figures may have taken hours: a client that is not there, and a disk that takes no file, cost only themselves."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    path = tmp_path / "result.json"
+    client = {"tool": "guidellm", "endpoint": "c0", "weights": "/srv/m", "concurrency": 2, "requests": 2}
+    result = run_module(inference_benchmark, options(engine, clients=[client], path=str(path)))
+    assert result["failed"] and "not published: guidellm ended with status 127" in result["msg"], result["msg"]
+    for runs in (result["runs"], json.loads(path.read_text())["runs"]):
+        ours, theirs = runs
+        assert ours["figures"]["total_output_tokens"] == 8 and (theirs["tool"], theirs["figures"]) == ("guidellm", None)
+    result = run_module(inference_benchmark, options(engine, path="/proc/nowhere/x.json"))
+    assert result["failed"] and "/proc/nowhere/x.json can't be written" in result["msg"]
+    assert result["runs"][0]["figures"]["total_output_tokens"] == 8
 
 
 #: The conversations that come with the role acceptance, which gives them to the module.
