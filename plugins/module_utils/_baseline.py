@@ -45,6 +45,7 @@ UNCLEAR = "unknown"
 REFUSED = "refused"
 NONE = "none"
 NEW = "new"
+LEFT_OUT = "left_out"
 
 #: Fewer repeated runs than this have no spread worth the name.
 MIN_RUNS = 3
@@ -300,8 +301,11 @@ def answer(status: str, detail: str, **more: object) -> dict:
     return result
 
 
-def compare(baseline: dict, parts: dict, figures: list, limits: Limits = Limits()) -> dict:
+def compare(baseline: dict, parts: dict, figures: list, limits: Limits = Limits(), left_out: frozenset = frozenset()) -> dict:
     """Judge a run's ``figures`` against a recorded ``baseline``.
+
+    ``left_out`` has names of figures that a sweep had no reason to measure any more, as it stopped below: where that is, is noise, and what
+    it says of the speed is in the figures below.
 
     Returns ``{"status", "id", "recorded", "sessions", "figures", "differs", "detail", "next_step"}``; status is ``same``, ``better``,
     ``worse``, ``unknown`` (noise, or a figure that is missing) or ``refused`` (it was recorded of something else).
@@ -323,13 +327,15 @@ def compare(baseline: dict, parts: dict, figures: list, limits: Limits = Limits(
         figure = given.get(name)
         stored = recorded[0][name]
         if figure is None or (figure.unit, figure.better) != (stored["unit"], stored["better"]):
+            skipped = figure is None and name in left_out
             why = "not measured this time" if figure is None else "measured in {0}, recorded in {1}".format(figure.unit, stored["unit"])
             judged.append(
                 dict(
                     compare_figure([], Figure(name, stored["unit"], stored["better"], ()), limits),
+                    verdict=LEFT_OUT if skipped else UNCLEAR,
                     baseline=_geometric(stored["samples"]),
                     baseline_runs=len(stored["samples"]),
-                    detail=why,
+                    detail="the sweep stopped below, as more load brought no more" if skipped else why,
                 )
             )
             continue
@@ -338,7 +344,7 @@ def compare(baseline: dict, parts: dict, figures: list, limits: Limits = Limits(
     for name, figure in given.items():
         if name not in names:
             judged.append(dict(compare_figure([], figure, limits), verdict=NEW, detail="not in the baseline"))
-    verdicts = [item["verdict"] for item in judged if item["verdict"] != NEW]
+    verdicts = [item["verdict"] for item in judged if item["verdict"] not in (NEW, LEFT_OUT)]
     status = next((word for word in (WORSE, UNCLEAR, BETTER) if word in verdicts), SAME if verdicts else UNCLEAR)
     detail = ", ".join(
         "{0} {1}".format(verdicts.count(word), label)
@@ -371,7 +377,7 @@ def _check_session(where: str, session: object) -> None:
 
 
 def _is_figure(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e300
 
 
 def read(path: str) -> dict:

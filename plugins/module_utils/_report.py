@@ -103,7 +103,8 @@ def moment(date: str) -> str:
 
 def is_number(value: object) -> bool:
     """Whether ``value`` is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    # Not isfinite: it takes no whole number that no float holds.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
 # ---- what ran where
@@ -288,6 +289,10 @@ def kind_of(endpoint: str, benchmark: dict) -> str:
     return "replicas"
 
 
+#: Whose figures those of an endpoint are, by its kind.
+_WHO = {"gateway": "gateway", "replica": "one replica", "replicas": "all replicas"}
+
+
 def figures_of(benchmark: dict) -> list:
     """Figures of a benchmark that a baseline is made of, one value per repeat.
 
@@ -297,7 +302,7 @@ def figures_of(benchmark: dict) -> list:
     for level in (benchmark.get("summary") or {}).get("levels") or []:
         if not level.get("publishable") or not level.get("figures"):
             continue
-        who = {"gateway": "gateway", "replica": "one replica", "replicas": "all replicas"}[kind_of(level.get("endpoint", ""), benchmark)]
+        who = _WHO[kind_of(level.get("endpoint", ""), benchmark)]
         tool = level.get("tool") or "ironserve"
         place = "{0}, {1}{2}".format(who, level_name(level), "" if tool == "ironserve" else " ({0})".format(tool))
         for key, unit, better, label in COMPARED:
@@ -311,6 +316,19 @@ def figures_of(benchmark: dict) -> list:
         samples = tuple(math.fsum(row[index] for row in rows) / len(rows) for index in range(repeats))
         figures.append(_baseline.Figure(name, unit, better, samples))
     return figures
+
+
+def left_out_of(benchmark: dict) -> frozenset:
+    """Names of the figures of levels that a sweep left out: those of its protocol that it has no row for."""
+    measured = {}
+    for level in (benchmark.get("summary") or {}).get("levels") or []:
+        if (level.get("tool") or "ironserve") == "ironserve":
+            measured.setdefault(_WHO[kind_of(level.get("endpoint", ""), benchmark)], set()).add(level_name(level))
+    protocol = benchmark.get("protocol") or {}
+    key = "request_rate" if protocol.get("load") == "open" else "concurrency"
+    wanted = [level_name({key: level}) for level in protocol.get("levels") or []]
+    places = ["{0}, {1}".format(who, name) for who, names in measured.items() for name in wanted if name not in names]
+    return frozenset("{0}: {1}".format(place, label) for place in places for _key, _unit, _better, label in COMPARED)
 
 
 # ---- the document
@@ -643,7 +661,7 @@ def baseline_rows(comparison: dict) -> list:
             "{0} % ({1} to {2})".format(*(_baseline.signed(item[key]) for key in ("change_pct", "low_pct", "high_pct")))
             if item["change_pct"] is not None
             else "–",
-            {"same": "as before", "unknown": "not clear"}.get(item["verdict"], item["verdict"]),
+            {"same": "as before", "unknown": "not clear", "left_out": "left out"}.get(item["verdict"], item["verdict"]),
         ]
         for item in comparison["figures"]
     ]
@@ -704,7 +722,7 @@ def junit(report: dict) -> str:
         states = {_baseline.WORSE: FAIL, _baseline.UNCLEAR: UNKNOWN, _baseline.REFUSED: UNKNOWN, _baseline.NONE: NOT_APPLICABLE}
         _case(suite, "baseline", "baseline", states.get(comparison["status"], PASS), comparison["detail"])
         for item in comparison["figures"]:
-            states[_baseline.NEW] = NOT_APPLICABLE
+            states[_baseline.NEW] = states[_baseline.LEFT_OUT] = NOT_APPLICABLE
             _case(suite, "baseline", item["name"], states.get(item["verdict"], PASS), item["detail"])
     for suite in root:
         cases = suite.findall("testcase")

@@ -186,7 +186,7 @@ def icon(kind: str) -> str:
 
 def kind_of(word: str) -> str:
     """``ok``, ``bad``, ``unsure`` or ``none`` for a verdict or a status."""
-    if word in ("not_applicable", "none", "new", ""):
+    if word in ("not_applicable", "none", "new", "left_out", ""):
         return "none"
     return _VERDICT_CLASS.get(word, "bad")
 

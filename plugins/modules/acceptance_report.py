@@ -148,7 +148,7 @@ baseline:
     - C(status) (V(same), V(better), V(worse), V(unknown), V(refused) or V(none)), C(detail), C(next_step), C(differs) (what differs, each
       with C(key), C(here) and C(there)), C(figures), C(recorded) and C(path). Null where nothing was compared.
     - Each of C(figures) has C(name), C(unit), C(baseline), C(now), C(change_pct), C(low_pct), C(high_pct) (percent worse, below 0 is better),
-      C(verdict) and C(detail).
+      C(verdict) (as C(status), or V(new) or V(left_out), which do not count) and C(detail).
   returned: success
   type: dict
 report:
@@ -168,13 +168,14 @@ from ansible_collections.ironserve.llm.plugins.module_utils import _baseline, _f
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 
-def compare(params: dict, parts: dict, figures: list, accepted: bool, date: str, dry: bool) -> tuple:
+def compare(params: dict, parts: dict, benchmark: dict, accepted: bool, date: str, dry: bool) -> tuple:
     """Measure against the baseline and record one where that is wanted: ``(comparison, recorded)``."""
+    figures, left_out = _report.figures_of(benchmark), _report.left_out_of(benchmark)
     limits = _baseline.Limits(params["tolerance_pct"], params["material_pct"])
     known = {"limits": {"tolerance_pct": limits.tolerance_pct, "material_pct": limits.material_pct}, "problems": []}
     if params["baseline_file"]:
         path = params["baseline_file"]
-        return dict(_baseline.compare(_baseline.read(path), parts, figures, limits), path=path, **known), False
+        return dict(_baseline.compare(_baseline.read(path), parts, figures, limits, left_out), path=path, **known), False
     if _baseline.untold(parts):
         what = ", ".join(_baseline.untold(parts))
         step = "Find out the {0} of every host: see what its cards' tool says, or pin what runs".format(what)
@@ -185,7 +186,7 @@ def compare(params: dict, parts: dict, figures: list, accepted: bool, date: str,
     own, nearest, known["problems"] = _baseline.look_up(params["baseline_dir"], parts)
     replacing = params["baseline"] == "replace"
     if own and not replacing:
-        found = _baseline.compare(own, parts, figures, limits)
+        found = _baseline.compare(own, parts, figures, limits, left_out)
         adding = params["baseline"] == "add" and found["status"] in (_baseline.SAME, _baseline.BETTER)
         if adding and not dry:
             _baseline.record(path, parts, figures, date, accepted, add=True)
@@ -252,7 +253,7 @@ def run(params: dict, dry: bool) -> dict:
             comparison = params["comparison"]
         elif accepted and benchmark.get("ok") and (params["baseline_dir"] or params["baseline_file"]):
             parts = _report.fingerprint(fleet, benchmark["protocol"])
-            comparison, recorded = compare(params, parts, _report.figures_of(benchmark), accepted, date, dry)
+            comparison, recorded = compare(params, parts, benchmark, accepted, date, dry)
     elif params["comparison"]:
         raise LLMError("comparison is of no use without benchmark: give the figures that were compared")
     report = _report.build(results, fleet, date, benchmark, comparison, params["release"], params["gateway_host"], params["unmeasured"])

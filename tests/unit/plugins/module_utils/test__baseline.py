@@ -233,6 +233,20 @@ def test_a_figure_that_was_recorded_and_not_measured_is_not_ok(tmp_path):
     assert {item["name"]: item["verdict"] for item in answer["figures"]} == {"ttft": "same", "itl": "unknown", "more": "new"}
 
 
+def test_a_level_that_the_sweep_left_out_stands_in_nobodys_way(tmp_path):
+    """Where a sweep stops is noise; what it measured below is judged all the same."""
+    baseline = stored(tmp_path, figure(100, 101, 99), figure(5, 5, 5, name="at 8"))
+    answer = _baseline.compare(baseline, parts(), [figure(100, 101, 99)], left_out={"at 8"})
+    assert answer["status"] == _baseline.SAME and answer["detail"] == "1 figures: 1 as before"
+    assert {item["name"]: item["verdict"] for item in answer["figures"]} == {"ttft": "same", "at 8": "left_out"}
+    assert _baseline.compare(baseline, parts(), [figure(200, 201, 199)], left_out={"at 8"})["status"] == _baseline.WORSE
+    # Measured all the same it counts, and with everything left out nothing was told.
+    assert (
+        _baseline.compare(baseline, parts(), [figure(100, 101, 99), figure(9, 9, 9, name="at 8")], left_out={"at 8"})["status"] == "worse"
+    )
+    assert _baseline.compare(baseline, parts(), [], left_out={"ttft", "at 8"})["status"] == _baseline.UNCLEAR
+
+
 def test_a_figure_in_another_unit_is_not_compared(tmp_path):
     answer = _baseline.compare(stored(tmp_path, figure(100, 101, 99)), parts(), [figure(0.1, 0.101, 0.099, unit="s")])
     assert answer["status"] == _baseline.UNCLEAR and "measured in s, recorded in ms" in answer["figures"][0]["detail"]

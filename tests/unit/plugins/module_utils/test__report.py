@@ -56,6 +56,7 @@ def comparison(status, **more):
         (float("inf"), "ms", "–"),
         (True, "", "–"),
         ("12", "", "–"),
+        (10**400, "tokens", "–"),
     ],
 )
 def test_a_figure_has_the_digits_that_count_and_its_unit(value, unit, text):
@@ -276,6 +277,20 @@ def test_single_replicas_are_one_figure_the_mean_of_all():
     assert _report.figures_of(data)[0].samples == (10, 12, 14, 16)
 
 
+def test_levels_of_the_protocol_without_a_row_were_left_out():
+    data = acceptance.benchmark()
+    assert data["protocol"]["load"] == "closed" and _report.left_out_of(data) == frozenset()
+    top = max(data["protocol"]["levels"])
+    kept = [row for row in data["summary"]["levels"] if row["concurrency"] != top or row["endpoint"] == "gateway"]
+    left = _report.left_out_of(dict(data, summary=dict(data["summary"], levels=kept)))
+    names = {figure.name for figure in _report.figures_of(data)}
+    assert left < names and left == {name for name in names if ", {0} at a time:".format(top) in name and not name.startswith("gateway")}
+    # Of rates the same; another client has no sweep.
+    rows = [{"endpoint": "gateway", "tool": tool, "request_rate": rate} for tool, rate in (("ironserve", 0.5), ("vllm", 2.0))]
+    data = {"endpoints": data["endpoints"], "protocol": {"load": "open", "levels": [0.5, 2.0]}, "summary": {"levels": rows}}
+    assert {name.partition(":")[0] for name in _report.left_out_of(data)} == {"gateway, 2 requests/s"}
+
+
 def test_another_tool_and_open_load_are_other_figures():
     level = {
         "endpoint": "gateway",
@@ -289,6 +304,15 @@ def test_another_tool_and_open_load_are_other_figures():
 
 
 # ---- JUnit
+
+
+def test_what_was_left_out_is_shown_and_skipped():
+    figure = dict(
+        _baseline.compare_figure([], _baseline.Figure("at 8", "ms", "lower", ()), _baseline.Limits()), verdict="left_out", detail="stopped"
+    )
+    report = build(benchmark=acceptance.benchmark(), comparison=comparison("same", figures=[figure]))
+    case = ET.fromstring(_report.junit(report)).find(".//testcase[@name='at 8']")
+    assert case.find("skipped") is not None and "| left out |" in _report.markdown(report) and report["status"] == _report.OK
 
 
 def test_junit_has_a_case_per_check_and_counts_that_agree():

@@ -95,6 +95,20 @@ def test_the_first_run_is_recorded_the_next_one_compared(call, tmp_path):
     assert json.loads(stored(tmp_path)[0].read_text())["sessions"][0]["date"] == second["baseline"]["recorded"]
 
 
+def test_a_sweep_that_stopped_a_level_earlier_is_compared_all_the_same(call):
+    """Whether the last level brings 4 % more or 6 % is noise, and so is whether it was the last."""
+
+    def shorter(benchmark):
+        rows = [row for row in benchmark["summary"]["levels"] if row["concurrency"] == 1]
+        return dict(benchmark, summary=dict(benchmark["summary"], levels=rows))
+
+    call(benchmark=measured(seed=3))
+    again = call(benchmark=shorter(measured(seed=4)))
+    assert again["status"] == 0 and again["baseline"]["status"] in ("same", "better"), again["lines"]
+    assert {item["verdict"] for item in again["baseline"]["figures"] if ", 8 at a time" in item["name"]} == {"left_out"}
+    assert call(benchmark=shorter(measured(slow=1.15)))["status"] == 1
+
+
 def test_figures_of_a_failing_run_are_neither_recorded_nor_compared_nor_shown(call, tmp_path):
     result = call(results=garbage(), benchmark=measured(slow=0.2))
     assert result["status"] == 1 and result["baseline"] is None and stored(tmp_path) == []
