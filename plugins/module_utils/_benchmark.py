@@ -436,6 +436,16 @@ def judge(samples: Sequence[Sample], client: dict[str, Any], cached: dict[str, A
     if long:
         text = "usage counts up to {2} tokens in {0} of {1}, {3} were allowed: it lies, or max_tokens is not kept"
         out.append(text.format(len(long), _plural(len(answered), "answer"), max(long), output_tokens))
+    # A chunk may hold several tokens, but no token several chunks with text.
+    short = [one for one in answered if one.completion_tokens is not None and one.completion_tokens < one.token_chunks - 1]
+    if short:
+        worst = max(short, key=lambda one: one.token_chunks - one.completion_tokens)
+        text = "usage counts {2} tokens where {3} chunks with text came, in {0} of {1}: it lies"
+        out.append(text.format(len(short), _plural(len(answered), "answer"), worst.completion_tokens, worst.token_chunks))
+    # One token alone may be half a character.
+    empty = sum(1 for one in answered if not one.token_chunks)
+    if empty and (output_tokens or 0) > 1:
+        out.append("{0} of {1} had no text at all".format(empty, _plural(len(answered), "answer")))
     late, limit = client["lag_p99_ms"], client["limit_ms"]
     if late is None or limit is None:
         out.append("the client does not know how late it was")

@@ -365,6 +365,23 @@ def test_more_tokens_than_were_allowed_refuse(allowed, refused):
     assert [text.partition(":")[0] for text in found] == refused
 
 
+@pytest.mark.parametrize("counted, refused", [(10, False), (9, False), (8, True), (1, True)])
+def test_fewer_tokens_than_chunks_with_text_refuse(counted, refused):
+    """Some engines do not count the first or the last; speculation puts several into a chunk, never one into several."""
+    events = [(500.0 + 100.0 * n, "content" + ("+finish" if n == 9 else ""), None) for n in range(10)]
+    samples = [*slow_start(), b.sample(answer(*events, (1400.0, "done", None), usage=usage(counted, 10, cached=0)))]
+    said = "usage counts {0} tokens where 10 chunks with text came, in 1 of 3 answers: it lies".format(counted)
+    assert judge(samples) == ([said] if refused else [])
+
+
+@pytest.mark.parametrize("allowed, refused", [(16, ["1 of 3 answers had no text at all"]), (1, [])])
+def test_an_answer_without_text_refuses_where_more_than_one_token_was_asked_for(allowed, refused):
+    """One token may be half a character, which shows as nothing."""
+    nothing = b.sample(answer((500, "role", None), (510, "finish", None), (510, "done", None), usage=usage(1, 10, cached=0)))
+    samples = [nothing] + (slow_start() if allowed > 1 else [])
+    assert b.judge(samples, client([0.0001] * 100, True, samples), b.cache(samples, "cold"), allowed) == refused
+
+
 def test_a_count_that_no_answer_can_have_is_none():
     one = b.sample(answer((500, "content", None), (600, "content+finish", None), usage=usage(10**400, 10**400)))
     assert (one.prompt_tokens, one.completion_tokens) == (None, None)
