@@ -40,8 +40,10 @@ LINE_COPIES = 4
 LINE_LENGTH = 8
 #: What a text can be asked to be. Prose unless its own shape says otherwise.
 FORMS = ("prose", "code", "json", "table")
-#: Characters of which rules and underlined headings are made.
-_RULE = frozenset("-=_*#~.+|: ")
+#: Characters of which rules, underlined headings and the frames of comments are made.
+_RULE = frozenset("-=_*#~.+|:/ ")
+#: Nobody draws a longer one.
+RULE_LENGTH = 160
 
 _SCRIPTS = {"en": ("LATIN",), "zh": ("CJK",)}
 _TOKEN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u3040-\u30ff\uac00-\ud7af]|\\w+|[^\\w\\s]")
@@ -100,7 +102,7 @@ def equal_lines(text: str) -> tuple[int, str]:
 
 def _without_rules(text: str) -> str:
     """The text without lines that are drawn, not written: rules, underlines, table borders."""
-    return "\n".join(line for line in text.splitlines() if not set(line) <= _RULE or not line.strip())
+    return "\n".join(line for line in text.splitlines() if len(line) > RULE_LENGTH or not set(line) <= _RULE or not line.strip())
 
 
 def bad_characters(text: str) -> list[str]:
@@ -224,7 +226,9 @@ def _scripts_finding(text: str, prompt: str, language: str) -> list[Finding]:
 def _repetition_findings(text: str, kind: str) -> list[Finding]:
     found = []
     structured = kind in ("code", "json", "table")
-    length, char = longest_run(_without_rules(text) if structured else text)
+    # Seventy signs in a row are one line that was drawn, for runs and for loops.
+    written = _without_rules(text) if structured else text
+    length, char = longest_run(written)
     if length >= RUN_LIMIT:
         found.append(Finding("equal_run", length, RUN_LIMIT, "{0} times {1!r} in a row".format(length, char)))
     if structured:
@@ -240,7 +244,7 @@ def _repetition_findings(text: str, kind: str) -> list[Finding]:
         if novelty < DISTINCT_LIMIT:
             found.append(Finding("distinct_3", novelty, DISTINCT_LIMIT, "only {0:.0%} of the word triples are new".format(novelty)))
     # Prose that loops somewhere compresses too well; only what is structured must be searched to its middle.
-    period, copies, covered = (longest_loop if structured else tail_loop)(tokens(text))
+    period, copies, covered = (longest_loop if structured else tail_loop)(tokens(written))
     if copies >= LOOP_COPIES and covered >= LOOP_TOKENS:
         where = "a part" if structured else "the end"
         detail = "{0} repeats a block of {1} tokens {2:.1f} times".format(where, period, copies)

@@ -205,6 +205,15 @@ def test_lists_tables_and_code_may_repeat_themselves_but_not_the_same_line():
     assert "equal_run" in names("| 1 |\n" + "!" * 9 + "\n| 2 |", kind="table")
 
 
+@pytest.mark.parametrize("rule", ["# " + "=" * 76, "// " + "-" * 75, "/" * 80, "    # " + "-" * 60])
+def test_a_rule_in_a_comment_is_drawn_and_no_loop(rule):
+    """Seventy signs are seventy tokens; a row of them without end is rubbish all the same, and so are rules and nothing else."""
+    code = "```\n{0}\nprint(1)\n{0}\n```"
+    assert names(code.format(rule)) == []
+    assert "inner_loop" in names(code.format(rule[-1] * 161))
+    assert "equal_lines" in names("```\n" + (rule + "\n") * 4 + "```")
+
+
 def test_rubbish_can_not_hide_behind_a_form():
     assert "inner_loop" in names("```\n" + "x = 1; " * 40 + "\n```")
     assert "equal_run" in names(json.dumps({"a": "!" * 20}))
