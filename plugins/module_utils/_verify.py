@@ -357,6 +357,42 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).strip(" .。!！*\"'").casefold()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """One answer to an exact question. ``expect`` holds the words as ``_words`` gives them, ``answer`` is as ``_plain`` gives it."""
+
+    prompt: str
+    expect: frozenset
+    language: str
+    answer: str
+    after_load: str
+    outcome: Outcome
+
+
+def _words(expect: list) -> frozenset:
+    return frozenset(str(word).casefold() for word in expect)
+
+
+def _covers(words: frozenset, others: frozenset) -> bool:
+    """Whether what says all of ``words`` says all of ``others``, too."""
+    return all(any(contains(word, other) for word in words) for other in others)
+
+
+def _at_odds(given: _Given, group: list) -> _Given | None:
+    """Of ``group``, all with one right answer, one that shows that ``given`` was no answer to its question; None when there is none.
+
+    Two questions in one language that expect different words are at odds. Across languages it takes a third: "Tokyo (东京)" is right in both.
+    Where one expects all that the other does, and perhaps more, one answer may well serve both.
+    """
+    others = [
+        other
+        for other in group
+        if other.prompt != given.prompt and not _covers(other.expect, given.expect) and not _covers(given.expect, other.expect)
+    ]
+    apart = {other.expect for other in others}
+    return next((other for other in others if other.language == given.language or len(apart) > 1), None)
+
+
 def _extra_seconds(item: dict) -> float:
     """What one check may take beyond the limits of a whole proof, because the recipe asks for something long."""
     if item["check"] == "concurrency":
@@ -400,6 +436,7 @@ class Verifier:
         self._ttft = None
         self._use = None
         self._answers = {}
+        self._given = []
         self._todo = []
         self._after_load = ""
         self._context = 0
@@ -606,15 +643,17 @@ class Verifier:
         language: str = "",
         figure: float | None = None,
         unit: str = "",
-    ) -> None:
-        self._outcomes.append(Outcome(check, ident, status, detail, sign, language, figure, unit))
+    ) -> Outcome:
+        outcome = Outcome(check, ident, status, detail, sign, language, figure, unit)
+        self._outcomes.append(outcome)
+        return outcome
 
     def _result(
         self, item: dict, trouble: str, good: str, sign: str = _verdicts.GARBAGE, figure: float | None = None, unit: str = ""
-    ) -> None:
+    ) -> Outcome:
         """Add the outcome of ``item``: failed with ``trouble`` if there is any, else passed with ``good``."""
         status = FAIL if trouble else PASS
-        self._add(
+        return self._add(
             item["check"],
             str(item.get("id", "")),
             status,
@@ -625,8 +664,28 @@ class Verifier:
             unit,
         )
 
+    def _refuse_canned(self) -> None:
+        """Fail the exact questions that passed with one answer although they are about different things."""
+        # Where answers are the same before and after the load, each time is judged by itself.
+        groups = {}
+        for given in self._given:
+            if given.outcome.status == PASS:
+                groups.setdefault((given.after_load, given.answer), []).append(given)
+        for (after_load, answer), group in groups.items():
+            for given in group:
+                other = _at_odds(given, group)
+                if other is None:
+                    continue
+                trouble = 'one answer to different questions, as to "{0}" (which expects "{1}"): canned, it said {2}'.format(
+                    _http.one_line(other.prompt, 60), '", "'.join(sorted(other.expect)), _quote(answer)
+                )
+                given.outcome.status = FAIL
+                given.outcome.detail = "right before, wrong {0}{1}".format(after_load, trouble) if after_load else trouble
+                given.outcome.sign = _verdicts.PARTIAL if after_load else _verdicts.GARBAGE
+
     def _settle_exact(self) -> None:
-        """Forgive as many wrong exact answers as the recipe allows; never one with a hard finding or a wrong nonce."""
+        """Forgive as many wrong exact answers as the recipe allows; never one with a hard finding, a wrong nonce or a canned answer."""
+        self._refuse_canned()
         exact = [outcome for outcome in self._outcomes if outcome.check == "exact"]
         passed = [outcome for outcome in exact if outcome.status == PASS]
         if len(passed) < len(exact) and len(passed) >= self._acceptance.exact_pass_share * len(exact):
@@ -868,7 +927,8 @@ class Verifier:
         sign, trouble = self._judge_text(item, messages, transcript, max_tokens)
         missing = [str(word) for word in item["expect"] if not contains(transcript.content, str(word))]
         said = "said {0}".format(_quote(transcript.content))
-        self._answers.setdefault(str(item.get("id") or item["prompt"]), _plain(transcript.content))
+        plain = _plain(transcript.content)
+        self._answers.setdefault(str(item.get("id") or item["prompt"]), plain)
         if not trouble and missing:
             sign, trouble = _verdicts.GARBAGE, 'expected "{0}", it {1}'.format('", "'.join(missing), said)
         if not trouble and item.get("finish") and transcript.finish != item["finish"]:
@@ -876,7 +936,8 @@ class Verifier:
                 _verdicts.GARBAGE,
                 'expected finish reason "{0}", got "{1}", it {2}'.format(item["finish"], transcript.finish, said),
             )
-        self._result(item, trouble, said, sign)
+        outcome = self._result(item, trouble, said, sign)
+        self._given.append(_Given(item["prompt"], _words(item["expect"]), str(item.get("language", "")), plain, self._after_load, outcome))
 
     def _check_nonce_recall(self, item: dict) -> None:
         digits = item.get("digits", 6)

@@ -942,6 +942,13 @@ FAULTS = [
         lambda: Says('Tokyo Athens 42 144 {"station": 7, "open": true} 东京 巴黎 北京 418362 London'),
     ),
     Animal(
+        "says_every_fact",
+        "all facts in one answer, to every question; codes come back",
+        "garbage",
+        'exact capital_greece: one answer to different questions, as to "What is the capital of Japan?',
+        lambda: Says('Tokyo Athens 42 144 {"station": 7, "open": true} 东京 巴黎 北京', lambda play: not codes(play.question)),
+    ),
+    Animal(
         "replays_first_answer",
         "a cache in front gives the first answer to all",
         "garbage",

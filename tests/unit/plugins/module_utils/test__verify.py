@@ -555,3 +555,45 @@ def test_questions_over_one_connection_are_sent_over_one():
     with Zoo() as zoo:
         proof = prove(zoo, changed(checks=[*ACCEPTANCE["checks"][:1], {"check": "kept_connection"}], not_applicable=NO_SPEED), model="zoo")
         assert proof.ok and any("3 questions over one connection" in line for line in proof.evidence), proof.evidence
+
+
+def exact(prompt, expect, language=""):
+    return {"check": "exact", "id": prompt, "prompt": prompt, "expect": expect, "language": language}
+
+
+@pytest.mark.parametrize(
+    ("questions", "answer", "canned"),
+    [
+        # Two facts of one language in one answer.
+        ([exact("a", ["Tokyo"]), exact("b", ["Athens"])], "Tokyo, Athens", ["a", "b"]),
+        # Spaces, case and a dot at the end make no other answer of it; the play below gives them to every second question.
+        ([exact("a", ["Tokyo"], "en"), exact("b", ["Athens"], "en"), exact("c", ["42"], "en")], "Tokyo  Athens 42.", ["a", "b", "c"]),
+        # Words of three kinds over two languages.
+        ([exact("a", ["Tokyo"], "en"), exact("b", ["巴黎"], "zh"), exact("c", ["北京"], "zh")], "Tokyo 巴黎 北京", ["a", "b", "c"]),
+        # One fact in two languages is right in both.
+        ([exact("a", ["Tokyo"], "en"), exact("b", ["东京"], "zh")], "Tokyo (东京)", []),
+        # Two questions with one right answer.
+        ([exact("a", ["4"]), exact("b", ["4"])], "4", []),
+        ([exact("a", ["Paris"]), exact("b", ["Paris", "France"])], "Paris, France", []),
+        ([exact("a", ["东京"]), exact("b", ["东京都"])], "东京都", []),
+        # The same question twice, each time about another part of its answer.
+        ([exact("a", ["Paris"]), dict(exact("a", ["France"]), id="b")], "Paris, France", []),
+    ],
+)
+def test_one_answer_to_questions_about_different_things_is_canned(questions, answer, canned):
+    acceptance = {"checks": questions, "not_applicable": NO_SPEED, "exact_pass_share": 0.01}
+    turns = iter(range(100))
+    with Zoo(Says(lambda _play: answer if next(turns) % 2 else answer.upper() + " ")) as zoo:
+        proof = prove(zoo, acceptance, model="zoo")
+    assert proof.verdict == ("garbage" if canned else "ok"), proof.evidence
+    failed = [check for check in proof.checks if check["status"] == "fail"]
+    assert [check["id"] for check in failed] == canned
+    assert all("one answer to different questions, as to" in check["detail"] for check in failed)
+
+
+def test_wrong_answers_that_are_equal_and_forgiven_stay_forgiven():
+    questions = [exact("a", ["Tokyo"]), exact("b", ["Athens"]), exact("c", ["Paris"])]
+    with Zoo(Says(lambda play: "Paris" if play.question == "c" else "I do not know")) as zoo:
+        proof = prove(zoo, {"checks": questions, "not_applicable": NO_SPEED, "exact_pass_share": 0.3}, model="zoo")
+    assert proof.ok, proof.evidence
+    assert [check["status"] for check in proof.checks if check["check"] == "exact"] == ["warn", "warn", "pass"]
