@@ -7,6 +7,10 @@
 from __future__ import annotations
 
 import dataclasses
+import urllib.parse
+from typing import Iterable
+
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,3 +25,39 @@ class Endpoint:
     platform: str = ""
     #: How the platform's cards are read, as ``_card_use.sampler`` takes it.
     tools: dict = dataclasses.field(default_factory=dict)
+
+
+def _address_trouble(url: str) -> str:
+    """What is wrong with an address, without a word of it; empty when nothing is."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return "is no address"
+    if "@" in url:
+        return "holds a user or a password"
+    if "?" in url or "#" in url:
+        return "holds a query or a fragment"
+    if not whole or not url.isprintable() or any(char.isspace() or char == "\\" for char in url):
+        return "is no address"
+    return ""
+
+
+def unshown(endpoints: Iterable) -> set:
+    """The addresses that ``check_endpoints`` refuses, for a module's ``no_log_values``: Ansible adds a module's options to its result."""
+    # A word of a few letters would be taken out of the middle of others.
+    return {endpoint.url for endpoint in endpoints if len(endpoint.url) > 7 and _address_trouble(endpoint.url)}
+
+
+def check_endpoints(endpoints: Iterable) -> None:
+    """Refuse addresses that must not be shown: they stand in results, messages and reports, and a key may be in them.
+
+    Raises LLMError naming the endpoint and never its address.
+    """
+    for endpoint in endpoints:
+        trouble = _address_trouble(endpoint.url)
+        if trouble:
+            raise LLMError(
+                "endpoint {0}: its url {1} (not shown here). Write http://host:port or https://host:port, and a key into its "
+                "api_key_file".format(endpoint.name, trouble)
+            )

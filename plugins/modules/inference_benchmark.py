@@ -448,6 +448,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _card_watch, _http, _load_tools, _prompts
+from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import check_endpoints, unshown
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._load import VERSION, Bench, Endpoint, Protocol, summary
 from ansible_collections.ironserve.llm.plugins.module_utils._stream import Limits
@@ -654,6 +655,8 @@ def main() -> None:
                 raise LLMError("{0} must be above 0 s and at most {1:g} s, not {2:g}".format(name, _http.LONGEST_S, value))
         texts, skipped = texts_of(options["prompts"])
         endpoints = [Endpoint(**dict(item, cards=tuple(item["cards"]))) for item in options["endpoints"]]
+        module.no_log_values.update(unshown(endpoints))
+        check_endpoints(endpoints)
         bench = Bench(protocol_of(options, texts), endpoints, Limits(**options["timeouts"]), watch)
         jobs = jobs_of(options, endpoints)
         if module.check_mode:

@@ -42,7 +42,7 @@ options:
         type: str
         required: true
       url:
-        description: Where it answers, without a path, such as V(http://127.0.0.1:8001).
+        description: Where it answers, without a path, such as V(http://127.0.0.1:8001). One with a user, a password or a query is refused and not shown.
         type: str
         required: true
       api_key_file:
@@ -255,7 +255,7 @@ results:
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _http
-from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
+from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint, check_endpoints, unshown
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._verify import (
     Limits,
@@ -337,8 +337,11 @@ def main() -> None:
         for name, seconds in options["timeouts"].items():
             if not 0 < seconds <= _http.LONGEST_S:
                 raise LLMError("timeouts.{0} must be above 0 s and at most {1:g} s, not {2:g}".format(name, _http.LONGEST_S, seconds))
+        endpoints = [endpoint_of(item, options["card_tools"]) for item in options["endpoints"]]
+        module.no_log_values.update(unshown(endpoints))
+        check_endpoints(endpoints)
         proofs = prove_all(
-            [endpoint_of(item, options["card_tools"]) for item in options["endpoints"]],
+            endpoints,
             options["model"],
             read_acceptance(options["acceptance"]),
             Limits(**options["timeouts"]),

@@ -169,7 +169,7 @@ results:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
+from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint, check_endpoints, unshown
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._warmup import Knowledge, Sweep, warm_all
 from ansible_collections.ironserve.llm.plugins.module_utils._words import sendable
@@ -212,6 +212,8 @@ def main() -> None:
         if any(length < 1 for length in options["prompt_tokens"]) or options["max_num_seqs"] < 1 or options["rounds"] < 2:
             raise LLMError("prompt_tokens and max_num_seqs must be 1 or more, and rounds 2 or more")
         endpoints = [Endpoint(item["name"], item["url"], item["api_key_file"], item["container"]) for item in options["endpoints"]]
+        module.no_log_values.update(unshown(endpoints))
+        check_endpoints(endpoints)
         knowledge = Knowledge(options["messages"], options["fits"], options["max_model_len"], options["stall_s"])
         sweep = Sweep(options["prompt_tokens"], options["max_num_seqs"], options["rounds"])
         found = warm_all(endpoints, options["model"], sweep, options["timeout_s"], options["health_path"], knowledge)

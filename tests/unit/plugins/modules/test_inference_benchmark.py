@@ -123,7 +123,7 @@ def test_conversations_are_asked(run_module, engine, monkeypatch):
         ({"card_interval_s": -1}, "card_interval_s must be above 0"),
         ({"timeouts": {"run_s": float("inf")}}, "run_s must be above 0 s and at most 604800 s, not inf"),
         ({"concurrency": []}, "at least one level"),
-        ({"endpoints": [{"name": "a", "url": "nowhere"}]}, "nowhere is no address"),
+        ({"endpoints": [{"name": "a", "url": "nowhere"}]}, "endpoint a: its url is no address (not shown here)"),
         ({"endpoints": [{"name": "a", "url": "http://127.0.0.1:1", "api_key_file": "/nowhere"}]}, "API key file /nowhere"),
         ({"endpoints": [{"name": "a", "url": "http://127.0.0.1:1"}]}, "connection refused"),
     ],

@@ -98,3 +98,11 @@ def test_how_many_run_at_a_time_comes_from_the_plan(run_module):
         result = run_module(inference_verify, arguments(engine, acceptance=crowd))
         assert result["failed"] and "r0 is unknown (concurrency: " in result["msg"]
         assert "max_num_seqs must be 0" in run_module(inference_verify, arguments(engine, max_num_seqs=-1))["msg"]
+
+
+@pytest.mark.parametrize("url", ["http://joe:hunter2@127.0.0.1:1", "http://127.0.0.1:1/?key=hunter2"])
+def test_what_is_secret_in_an_address_stands_nowhere_in_the_result(run_module, url):
+    result = run_module(inference_verify, {**arguments(), "endpoints": [{"name": "r0", "url": url}]})
+    assert result["failed"] is True
+    assert result["msg"].startswith("endpoint r0: its url holds a ")
+    assert "hunter2" not in str(result) and "results" not in result
