@@ -50,11 +50,21 @@ def unshown(endpoints: Iterable) -> set:
 
 
 def check_endpoints(endpoints: Iterable) -> None:
-    """Refuse addresses that must not be shown: they stand in results, messages and reports, and a key may be in them.
+    """Refuse addresses that must not be shown, and endpoints that can't be told apart by their names.
 
+    Addresses stand in results, messages and reports, and a key may be in them; reports, plan and gateway know endpoints by name alone.
     Raises LLMError naming the endpoint and never its address.
     """
-    for endpoint in endpoints:
+    seen = set()
+    for number, endpoint in enumerate(endpoints):
+        if not endpoint.name.strip():
+            raise LLMError("endpoints[{0}] has an empty name: give each endpoint a name of its own".format(number))
+        if endpoint.name in seen:
+            raise LLMError(
+                'endpoints[{0}]: the name "{1}" is given twice: a verdict could belong to either, so give each endpoint a name of '
+                "its own".format(number, endpoint.name)
+            )
+        seen.add(endpoint.name)
         trouble = _address_trouble(endpoint.url)
         if trouble:
             raise LLMError(

@@ -45,3 +45,18 @@ def test_an_address_that_must_not_be_shown_is_refused_and_not_shown(url, trouble
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "https://node1.example", "http://[::1]:8000/", "http://node1:8000/llm"])
 def test_an_address_is_taken(url):
     check_endpoints([Endpoint("gateway", url)])
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["c0", "c1", "c0"], 'endpoints[2]: the name "c0" is given twice: '),
+        (["c0", ""], "endpoints[1] has an empty name: "),
+        (["c0", " "], "endpoints[1] has an empty name: "),
+    ],
+)
+def test_endpoints_that_cannot_be_told_apart_are_refused(names, message):
+    with pytest.raises(LLMError) as caught:
+        check_endpoints([Endpoint(name, "http://node{0}:8000".format(number)) for number, name in enumerate(names)])
+    assert str(caught.value).startswith(message)
+    check_endpoints([Endpoint("c0", "http://node1:8000"), Endpoint("C0", "http://node1:8000")])

@@ -77,6 +77,7 @@ def test_no_endpoint_is_no_proof(run_module):
     [
         ({"acceptance": {"checks": []}}, "at least one 'exact' or 'nonce_recall'"),
         ({"parallel": -1}, "parallel must be 0"),
+        ({"endpoints": [{"name": "r0", "url": "http://127.0.0.1:%d" % port} for port in (1, 2)]}, 'the name "r0" is given twice'),
         ({"timeouts": {"total_s": 0}}, "timeouts.total_s must be above 0 s"),
         ({"timeouts": {"first_token_s": float("nan")}}, "at most 604800 s, not nan"),
         ({"timeouts": {"request_s": float("inf")}}, "at most 604800 s, not inf"),
