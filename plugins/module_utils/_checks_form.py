@@ -143,6 +143,10 @@ def _refusal(reply: _http.Reply, wanted: tuple, told: str) -> str:
     return ""
 
 
+#: The bad requests of ``errors``, by the names under which a recipe leaves them out.
+BAD_REQUESTS = ("unknown_model", "bad_json", "bad_key", "too_long")
+
+
 def errors(prover: Any, item: dict) -> Found:
     """A wrong key, an unknown model, a prompt that is too long and a body that is no JSON: each must be refused, and hurt nobody."""
     body = {"model": prover.model, "messages": [user("Say hello.")], "max_tokens": 4}

@@ -85,6 +85,8 @@ _MORE = {
     "counters": _checks_load.counters,
 }
 _COMMON = ("check", "id", "language")
+#: The keys of an entry of ``not_applicable``.
+_EXCLUDED = ("check", "id", "reason", "measured")
 #: Options of checks that are whole numbers above 0, and those that are numbers above 0.
 _WHOLE = ("max_tokens", "digits", "lines", "turns", "rounds", "streams", "tokens", "times", "context")
 _NUMBERS = ("seconds", "timeout_s", "release_s", "acceptance_min", "least", "floor_pct")
@@ -205,24 +207,30 @@ def _number(data: dict, key: str, default: float | None) -> float:
     return float(value)
 
 
+def _check_known(where: str, what: str, word: str, known: list) -> None:
+    """Raise LLMError naming ``where`` and the nearest right word unless ``word`` is one of ``known``."""
+    if word not in known:
+        raise LLMError('{0}: {1} "{2}"; {3}'.format(where, what, word, nearest(word, known)))
+
+
 def _check_item(index: int, item: object) -> dict:
     where = "acceptance.checks[{0}]".format(index)
     if not isinstance(item, dict) or "check" not in item:
         raise LLMError("{0} must be a mapping with the key 'check'".format(where))
     kind = str(item["check"])
     where = "{0} ({1} {2})".format(where, kind, item.get("id", "")).replace(" )", ")")
-    if kind not in KINDS:
-        raise LLMError('{0}: unknown check "{1}"; {2}'.format(where, kind, nearest(kind, list(KINDS))))
+    _check_known(where, "unknown check", kind, list(KINDS))
     known = KINDS[kind]
     for key in item:
-        if key not in known and key not in _COMMON:
-            raise LLMError('{0}: unknown key "{1}"; {2}'.format(where, key, nearest(str(key), list(known) + list(_COMMON))))
+        _check_known(where, "unknown key", str(key), list(known) + list(_COMMON))
     for key, required in known.items():
         if required and not item.get(key):
             raise LLMError("{0}: the key '{1}' is missing or empty".format(where, key))
     for key in ("expect", "shots", "skip", "depths"):
         if key in item and not isinstance(item[key], list):
             raise LLMError("{0}: '{1}' must be a list".format(where, key))
+    for name in item.get("skip", []):
+        _check_known(where, "unknown bad request in 'skip'", str(name), list(_checks_form.BAD_REQUESTS))
     if any(word is None or not str(word).strip() for word in item.get("expect", [])):
         raise LLMError("{0}: 'expect' has an empty word, which stands in every answer".format(where))
     for key in ("prompt", "answer"):
@@ -267,8 +275,7 @@ def read_acceptance(data: dict) -> Acceptance:
     """
     known = [field.name for field in dataclasses.fields(Acceptance)]
     for key in data:
-        if key not in known:
-            raise LLMError('acceptance has the unknown key "{0}"; {1}'.format(key, nearest(str(key), known)))
+        _check_known("acceptance", "unknown key", str(key), known)
     raw = data.get("checks")
     if not isinstance(raw, list):
         raise LLMError("acceptance.checks must be a list of checks")
@@ -279,9 +286,15 @@ def read_acceptance(data: dict) -> Acceptance:
     if not any(item["check"] in ("exact", "nonce_recall") for item in checks):
         raise LLMError("acceptance.checks needs at least one 'exact' or 'nonce_recall' check: nothing else proves right answers")
     excluded = data.get("not_applicable") or []
+    if not isinstance(excluded, list):
+        raise LLMError("acceptance.not_applicable must be a list of checks with their reasons, not {0!r}".format(excluded))
     for index, item in enumerate(excluded):
+        where = "acceptance.not_applicable[{0}]".format(index)
         if not isinstance(item, dict) or not item.get("check") or not item.get("reason"):
-            raise LLMError("acceptance.not_applicable[{0}] must have the keys 'check' and 'reason'".format(index))
+            raise LLMError("{0} must have the keys 'check' and 'reason'".format(where))
+        _check_known(where, "unknown check", str(item["check"]), list(KINDS))
+        for key in item:
+            _check_known(where, "unknown key", str(key), list(_EXCLUDED))
     request = data.get("request") or {}
     if not isinstance(request, dict):
         raise LLMError("acceptance.request must be a mapping of members of a request body, not {0!r}".format(request))

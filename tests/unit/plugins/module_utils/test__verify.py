@@ -321,6 +321,19 @@ def test_a_proof_has_a_deadline_of_its_own():
         ({"cheks": []}, 'unknown key "cheks"'),
         ({"checks": ACCEPTANCE["checks"], "floor_decode_tokens_per_s": 0}, "acceptance.floor_decode_tokens_per_s must be a number above 0"),
         ({"checks": ACCEPTANCE["checks"], "not_applicable": [{"check": "x"}]}, "'check' and 'reason'"),
+        ({"checks": ACCEPTANCE["checks"], "not_applicable": {"check": "speed", "reason": "x"}}, "not_applicable must be a list"),
+        (
+            {"checks": ACCEPTANCE["checks"], "not_applicable": [*NO_SPEED, {"check": "card_us", "reason": "x"}]},
+            'acceptance.not_applicable[1]: unknown check "card_us"; did you mean "card_use"? Known: ',
+        ),
+        (
+            {"checks": ACCEPTANCE["checks"], "not_applicable": [{"check": "speed", "reason": "x", "mesured": "y"}]},
+            'acceptance.not_applicable[0]: unknown key "mesured"; did you mean "measured"? Known: check, id, measured, reason',
+        ),
+        (
+            {"checks": [*ACCEPTANCE["checks"], {"check": "errors", "skip": ["bad_key", "to_long"]}]},
+            '(errors): unknown bad request in \'skip\' "to_long"; did you mean "too_long"? Known: bad_json, bad_key, too_long',
+        ),
         ({"checks": [{"check": "quality", "prompt": "x", "max_tokens": "many"}]}, "'max_tokens' must be a whole number"),
     ],
 )
