@@ -17,6 +17,7 @@ from ansible_collections.ironserve.llm.plugins.module_utils._catalog import SHAP
 from ansible_collections.ironserve.llm.plugins.module_utils._compatibility import read_table, select
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
 from ansible_collections.ironserve.llm.plugins.module_utils._log_messages import collect_messages
+from ansible_collections.ironserve.llm.plugins.module_utils._overlay_files import find
 from ansible_collections.ironserve.llm.plugins.module_utils._variables import unknown_variables
 
 ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
@@ -25,6 +26,8 @@ SHIPPED = ROLES / "catalog"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: Folder of an overlay with probes of cards the collection does not know, ``<probe>.py`` each.
 PROBES = "probes"
+#: Folder with files that lie over an image's own.
+FILES = "files"
 
 
 def read_yaml(path: pathlib.Path) -> Any:
@@ -46,8 +49,8 @@ def read_catalog(overlays: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
     for root in roots[1:]:
         # What is not read must not look as if it were.
         for path in sorted(root.iterdir()) if root.is_dir() else []:
-            if not path.name.startswith(".") and path.is_dir() and path.name not in (*SHAPES, PROBES):
-                raise LLMError(f"{path}: the catalog has no folder of this name; {nearest(path.name, [*SHAPES, PROBES])}")
+            if not path.name.startswith(".") and path.is_dir() and path.name not in (*SHAPES, PROBES, FILES):
+                raise LLMError(f"{path}: the catalog has no folder of this name; {nearest(path.name, [*SHAPES, PROBES, FILES])}")
     return {kind: collect(kind, [(str(path), read_yaml(path)) for root in roots for path in entry_files(root / kind)]) for kind in SHAPES}
 
 
@@ -95,6 +98,10 @@ class ActionModule(ActionBase):
             chosen = resolve(catalog, args["platform"], args["model"], args["engine"], args["weights"])
             chosen["compatibility"] = select(read_table(catalog["compatibility"]), args["platform"], chosen["engine"].get("name", ""))
             chosen["log_messages"] = collect_messages(catalog["log_messages"], chosen["engine"].get("name", ""))
+            container = chosen["platform"]["container"]
+            if chosen["model"] and container.get("files"):
+                roots = [SHIPPED] + [pathlib.Path(item).expanduser() for item in args["overlays"]]
+                container["files"] = find(container["files"], [str(root / FILES) for root in roots])
             chosen["platform"]["probe_source"] = read_probe(args["overlays"], chosen["platform"]["probe"])
         except LLMError as exc:
             raise AnsibleActionFail(str(exc)) from exc

@@ -40,6 +40,7 @@ class ActionModule(ActionBase):
                 "key_file": {"type": "path", "required": True, "no_log": False},
                 "key_id": {"type": "str", "default": "", "no_log": False},
                 "cache_dir": {"type": "path", "required": True},
+                "files_dir": {"type": "path", "default": "/var/lib/ironserve/files"},
                 "port_base": {"type": "int", "default": 8001},
                 "uid": {"type": "int", "default": 64064},
                 "network": {"type": "str", "default": "ironserve"},

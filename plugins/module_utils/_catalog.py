@@ -14,6 +14,7 @@ import copy
 from typing import Any
 
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
+from ansible_collections.ironserve.llm.plugins.module_utils._overlay_files import chosen
 
 #: kind -> key -> (type, required)
 SHAPES: dict[str, dict[str, tuple[Any, bool]]] = {
@@ -134,6 +135,7 @@ PARTS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "device_requests": list,
             "mounts": list,
             "mounts_optional": list,
+            "files": dict,
             "cap_add": list,
             "security_opt": list,
             "ipc": str,
@@ -187,6 +189,7 @@ PARTS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "image": dict,
             "settings": dict,
             "environment": dict,
+            "files": dict,
             "memory": dict,
             "checks": list,
             "enhancements": dict,
@@ -336,7 +339,8 @@ def resolve(
     Returns ``{"platform", "engine", "model", "weights", "settings"}``; ``engine.image`` is the recipe's own image for this platform, or
     the engine's, ``weights.name`` the variant's name, ``settings`` the baseline (platform, engine on it, recipe, recipe for this platform
     and engine, weights). What an engine needs on the platform is merged into ``platform.container``, ``engine.kv_cache`` and
-    ``engine.warm_up``; what the recipe says of the platform and the engine (memory, enhancements, more checks) into ``model``.
+    ``engine.warm_up``, the recipe's own files into ``platform.container.files``; what the recipe says of the platform and the engine (memory,
+    enhancements, more checks) into ``model``.
     Raises LLMError for anything unknown or not made for each other.
     """
     chosen_platform = pick("platforms", catalog["platforms"], platform, "llm_platform")
@@ -388,9 +392,9 @@ def resolve(
     # How the weights are quantised is a property of the weights.
     settings = merge(settings, variants[variant].get("settings", {}))
     platform_out = copy.deepcopy(chosen_platform)
-    platform_out["container"] = merge(
-        merge(platform_out["container"], needs.get("container", {})), {"environment": fit.get("environment", {})}
-    )
+    container = merge(merge(platform_out["container"], needs.get("container", {})), {"environment": fit.get("environment", {})})
+    files = chosen(merge(container.pop("files", {}), fit.get("files", {})))
+    platform_out["container"] = dict(container, files=files) if files else container
     model_out = copy.deepcopy(recipe)
     model_out["memory"] = merge(recipe["memory"], fit.get("memory", {}))
     model_out["enhancements"] = merge(recipe.get("enhancements", {}), fit.get("enhancements", {}))

@@ -16,6 +16,7 @@ import posixpath
 import re
 from typing import Any
 
+from ansible_collections.ironserve.llm.plugins.module_utils import _overlay_files
 from ansible_collections.ironserve.llm.plugins.module_utils._arguments import depends_on_version, spell
 from ansible_collections.ironserve.llm.plugins.module_utils._card_groups import choose_groups, warnings
 from ansible_collections.ironserve.llm.plugins.module_utils._catalog import merge
@@ -81,6 +82,7 @@ class PlanInput:
         key_file: the engine key's 0600 file on the host.
         key_id: fingerprint of the key, so that a new key is a new spec; empty when not known yet.
         cache_dir: directory on the host that holds one cache directory per replica.
+        files_dir: directory on the host that holds the files which lie over an image's own.
         port_base: port of the first card group.
         uid: numeric user and group the engines run as.
         network: container network.
@@ -104,6 +106,7 @@ class PlanInput:
     weights_path: str
     key_file: str
     cache_dir: str
+    files_dir: str = "/var/lib/ironserve/files"
     device_nodes: dict[str, int] = dataclasses.field(default_factory=dict)
     weights_id: str = ""
     weights_config: str = ""
@@ -560,6 +563,7 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
             {"source": data.key_file, "target": KEY_TARGET, "read_only": True},
         ]
         + described
+        + _overlay_files.mounts(needs.get("files", {}), data.files_dir)
         + needs.get("mounts", [])
         # Only the host knows whether it has these.
         + [dict(item, optional=True) for item in needs.get("mounts_optional", [])],
@@ -629,6 +633,8 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
     stated = weights_mib(catalog["weights"])
     need = need_of(catalog, settings, memory, stated, data.weights_found)
     reasons = warnings(groups)
+    for target, entry in sorted(platform["container"].get("files", {}).items()):
+        reasons.append("{0} of the image is covered by {1} (sha256 {2})".format(target, entry["source"], entry["sha256"][:12]))
     if need.on_card:
         text = "weights: {0} MiB on a card, by the tensors on the host; by the recipe {1}"
         reasons.append(text.format(need.on_card, -(-stated // size)))

@@ -13,9 +13,11 @@ version_added: "0.1.0"
 description:
   - Reads the collection's own catalog and the user's overlay directories on the controller, merges and checks them, and returns
     the entries that go together.
-  - An overlay directory has the folders C(platforms), C(engines), C(models), C(compatibility) and C(log_messages), with one entry per file, and
-      C(probes).
+  - An overlay directory has the folders C(platforms), C(engines), C(models), C(compatibility) and C(log_messages), with one entry per file,
+      C(probes) and C(files).
     An entry of the same name as a shipped one states only what differs.
+  - Files that lie over an image's own (C(files) of a platform's container or a recipe) are found in C(files) of the directories and held
+    against their digests; what has another content is refused.
   - It also compares the variables of the host with the options of the collection's roles, so that a mistyped variable is an error
     instead of a default.
 author:

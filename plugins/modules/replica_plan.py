@@ -77,6 +77,10 @@ options:
     description: Directory on the host with one cache directory per replica.
     type: path
     required: true
+  files_dir:
+    description: Directory on the host that holds the files which lie over an image's own, under their digests.
+    type: path
+    default: /var/lib/ironserve/files
   port_base:
     description: Port of the first card group; the others follow in card order.
     type: int

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 import yaml
 from ansible.errors import AnsibleActionFail
@@ -75,6 +77,19 @@ def test_later_overlay_wins_over_an_earlier_one(run, tmp_path):
         (tmp_path / folder / "models" / "a.yml").write_text("name: smollm2-135m\nsettings: {max_num_seqs: %d}\n" % value, encoding="utf-8")
     overlays = [str(tmp_path / "first"), str(tmp_path / "second")]
     assert run(dict(DEMO, overlays=overlays))["catalog"]["settings"]["max_num_seqs"] == 5
+
+
+def test_a_file_of_an_overlay_is_found_and_held_against_its_digest(run, overlay):
+    overlay("files", "template.jinja", "{{ messages }}")
+    digest = hashlib.sha256(b"{{ messages }}").hexdigest()
+    entry = {"source": "template.jinja", "sha256": digest}
+    folder = overlay("models", "mine.yml", {"name": "smollm2-135m", "platforms": {"cpu": {"files": {"/opt/t.jinja": entry}}}})
+    files = run(dict(DEMO, overlays=[folder]))["catalog"]["platform"]["container"]["files"]
+    assert files == {"/opt/t.jinja": dict(entry, local=folder + "/files/template.jinja")}
+    overlay("files", "template.jinja", "{{ messages[0] }}")
+    with pytest.raises(AnsibleActionFail, match="template.jinja: its sha256 is .* pins " + digest):
+        run(dict(DEMO, overlays=[folder]))
+    assert "files" not in run({"platform": "cpu", "overlays": [folder]})["catalog"]["platform"]["container"], "nothing is going to run"
 
 
 def test_overlay_that_is_not_there_is_passed_over(run, tmp_path):

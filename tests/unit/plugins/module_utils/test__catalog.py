@@ -312,3 +312,32 @@ def test_a_large_models_recipe_is_complete(shipped):
             assert recipe["forbidden"][0]["enhancements"] == ["mtp", "prefix_caching"], name
             assert {"multi_turn", "tool_loop", "exact_set", "quality"} <= {item["check"] for item in recipe["acceptance"]["checks"]}, name
             assert all(recipe["enhancements"][item]["memory"] for item in ("mtp", "prefix_caching")), name
+
+
+# Files over an image's own
+
+
+def file_of(name, digit):
+    return {"source": name, "sha256": digit * 64}
+
+
+def test_files_of_platform_engine_and_recipe_come_together_and_the_recipe_wins(catalog):
+    catalog["platforms"]["hygon_k100ai"]["container"]["files"] = {"/a": file_of("platform", "1"), "/b": file_of("platform", "1")}
+    catalog["engines"]["vllm"]["platforms"]["hygon_k100ai"]["container"]["files"] = {
+        "/b": file_of("engine", "2"),
+        "/c": file_of("engine", "2"),
+    }
+    own = catalog["models"]["qwen3.6-35b-a3b"]["platforms"]["hygon_k100ai"]
+    own["files"] = {"/c": file_of("recipe", "3"), "/a": None}
+    own["engines"] = {"vllm": {"files": {"/d": file_of("both", "4")}}}
+    for kind, name in (("platforms", "hygon_k100ai"), ("engines", "vllm"), ("models", "qwen3.6-35b-a3b")):
+        check_entry(kind, catalog[kind][name], "it")
+    files = resolve(catalog, "hygon_k100ai", "qwen3.6-35b-a3b")["platform"]["container"]["files"]
+    assert {place: entry["source"] for place, entry in files.items()} == {"/b": "engine", "/c": "recipe", "/d": "both"}
+
+
+def test_a_file_that_is_none_stops_the_choice(catalog):
+    catalog["models"]["qwen3.6-35b-a3b"]["platforms"]["hygon_k100ai"]["files"] = {"/a": {"source": "x"}}
+    with pytest.raises(LLMError, match="container file '/a': 'sha256'"):
+        resolve(catalog, "hygon_k100ai", "qwen3.6-35b-a3b")
+    assert resolve(catalog, "nvidia_h100", "qwen3.6-35b-a3b")

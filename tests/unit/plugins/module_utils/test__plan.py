@@ -880,6 +880,20 @@ def test_rights_that_no_replica_has_are_refused(k100, needs, says):
         make_plan(data)
 
 
+def test_files_over_the_images_own_are_mounted_read_only_and_part_of_the_specification(k100):
+    plain, place = make_plan(k100()), "/opt/ironserve/chat_template.jinja"
+    seen = set()
+    for digit in "12":
+        data = k100(files_dir="/srv/files")
+        data.catalog["platform"]["container"]["files"] = {place: {"source": "qwen/chat_template.jinja", "sha256": digit * 64}}
+        plan = make_plan(data)
+        mounts = {item["target"]: item for item in plan["replicas"][0]["spec"]["mounts"]}
+        assert mounts[place] == {"source": "/srv/files/{0}/chat_template.jinja".format(digit * 64), "target": place, "read_only": True}
+        assert "{0} of the image is covered by qwen/chat_template.jinja (sha256 {1})".format(place, digit * 12) in plan["reasons"]
+        seen.update(replica["spec"]["spec_hash"] for replica in plan["replicas"])
+    assert len(seen | {replica["spec"]["spec_hash"] for replica in plain["replicas"]}) == 12
+
+
 def test_mounts_that_only_some_hosts_have_are_marked(k100):
     data = k100(count=1)
     data.catalog["platform"]["container"]["mounts_optional"] = [{"source": "/etc/a", "target": "/etc/b", "read_only": True}]
