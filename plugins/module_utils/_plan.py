@@ -20,7 +20,8 @@ from ansible_collections.ironserve.llm.plugins.module_utils import _overlay_file
 from ansible_collections.ironserve.llm.plugins.module_utils._arguments import depends_on_version, spell
 from ansible_collections.ironserve.llm.plugins.module_utils._card_groups import choose_groups, warnings
 from ansible_collections.ironserve.llm.plugins.module_utils._catalog import merge
-from ansible_collections.ironserve.llm.plugins.module_utils._compatibility import image_versions
+from ansible_collections.ironserve.llm.plugins.module_utils._checks import FAIL, WARN
+from ansible_collections.ironserve.llm.plugins.module_utils._compatibility import image_versions, judge
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
 from ansible_collections.ironserve.llm.plugins.module_utils._geometry import Serving, layouts, number_bytes, read_config, weights_on_card
 from ansible_collections.ironserve.llm.plugins.module_utils._memory import Need, fit, largest_context, weights_mib
@@ -595,6 +596,34 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
     return spec
 
 
+def known_of(data: PlanInput, settings: dict[str, Any], environment: dict[str, str], enhancements: list[dict[str, str]]) -> list[str]:
+    """What the compatibility table knows of this plan, as far as it hangs on nothing that only the host tells: one line for each row that
+    refuses or warns. The preflight judges it with the host's driver and runtime, and stops a deployment."""
+    catalog = data.catalog
+    words = {FAIL: "refused by the preflight", WARN: "in doubt"}
+    asked = {
+        "platform": catalog["platform"]["name"],
+        "architecture": sorted({str(card.get("architecture")) for card in data.cards}) or None,
+        "product": sorted({str(card.get("name")) for card in data.cards}) or None,
+        "engine": catalog["engine"]["name"],
+        "engine_version": version_of(data) or None,
+        "image": data.image,
+        "model": catalog["model"]["name"],
+        "weights": catalog["weights"]["name"],
+        "tensor_parallel_size": settings.get("tensor_parallel_size", 1),
+        "enhancement": [item["name"] for item in enhancements if item["state"] == "on"],
+        "settings": settings,
+        "environment": environment,
+    }
+    rows = {name: row for name, row in catalog.get("compatibility", {}).get("rows", {}).items() if row["verdict"] != "ok"}
+    return [
+        "{0}: {1}{2}".format(words[check.status], check.detail, ". Fix: " + check.fix if check.fix else "")
+        for check in judge(rows, asked)
+        # What cannot be ruled out hangs on a version that nobody knows, and that is said once.
+        if check.status in words and check.detail.startswith("row ") and "cannot be ruled out" not in check.detail
+    ]
+
+
 def make_plan(data: PlanInput) -> dict[str, Any]:
     """Compute the plan of one host.
 
@@ -686,6 +715,7 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
                     spec["name"], max_num_seqs, int(figures.concurrency), largest_context(card_mib, share, need, max_num_seqs)
                 )
             )
+    reasons += known_of(data, settings, replicas[0]["spec"]["environment"] if replicas else {}, enhancements)
     if not version_of(data) and depends_on_version(catalog["engine"]):
         reasons.append(
             "the engine's version is not known, so nobody checked whether it knows these arguments; state it: replica_image: {version: ...}"

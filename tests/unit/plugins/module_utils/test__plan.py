@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ansible_collections.ironserve.llm.plugins.module_utils._catalog import resolve
+from ansible_collections.ironserve.llm.plugins.module_utils._compatibility import read_table, select
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._plan import (
     KEY_CONFIG,
@@ -361,6 +362,44 @@ def test_endpoint_is_where_the_replica_listens(k100):
         assert replica["spec"]["publish"] == {"address": "192.0.2.7", "port": replica["port"], "container_port": 8000}
         assert replica["endpoint"]["container"] == replica["spec"]["name"]
         assert replica["endpoint"]["api_key_file"] == "/etc/ironserve/keys/engine.key"
+
+
+# What is known not to work
+
+
+def known(k100, catalog, **changes):
+    data = k100(**changes)
+    data.catalog["compatibility"] = select(read_table(catalog["compatibility"]), "hygon_k100ai", "vllm")
+    return [line for line in make_plan(data)["reasons"] if line.startswith(("refused", "in doubt"))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "row"),
+    [
+        ({"weights": "fp8"}, "hygon/no_fp8_weights: gfx928 has no FP8"),
+        (
+            {"weights": "w8a8_ascend"},
+            "ascend/ascend_weights_elsewhere: weights that are described for Ascend are read by vllm-ascend alone",
+        ),
+        ({"settings": {"kv_cache_dtype": "fp8"}}, "hygon/no_fp8_cache: "),
+        ({"engine_version": "0.16.0", "settings": {"language_model_only": None, "shutdown_timeout": None}}, "vllm/qwen3_5_architecture: "),
+    ],
+)
+def test_what_the_preflight_would_refuse_is_in_the_plan(k100, catalog, changes, row):
+    lines = [line for line in known(k100, catalog, **changes) if line.startswith("refused by the preflight: row " + row)]
+    assert len(lines) == 1 and ". Fix: " in lines[0]
+
+
+def test_what_is_in_doubt_is_in_the_plan(k100, catalog):
+    lines = known(k100, catalog, settings={"tensor_parallel_size": 2})
+    assert any(line.startswith("in doubt: row hygon/tensor_parallel: tensor parallel 2 gave 0.06 tokens/s") for line in lines)
+    lines = known(k100, catalog, engine_version="0.18.1")
+    assert [line.split(": ")[1] for line in lines] == ["row vllm/hybrid_context_unchecked"]
+    assert known(k100, catalog, engine_version="0.20.0") == []
+
+
+def test_what_hangs_on_an_unknown_version_is_said_once(k100, catalog):
+    assert known(k100, catalog) == []
 
 
 # Rights and secrets
