@@ -45,6 +45,7 @@ class Fit:
         block_tokens: tokens of one block of the cache; 0 when the figures are the recipe's.
         blocks: blocks that are left for sequences.
         blocks_per_sequence: blocks of one sequence of full length.
+        told: cache that the engine is told to make (kv_cache_memory_bytes); 0 when it takes what is left.
     """
 
     usable: int
@@ -56,12 +57,15 @@ class Fit:
     block_tokens: int = 0
     blocks: int = 0
     blocks_per_sequence: int = 0
+    told: int = 0
 
     def line(self, max_model_len: int) -> str:
         """Say the arithmetic in one line."""
-        text = "{0} MiB usable - {1} weights - {2} overhead = {3} MiB for sequences of {4} tokens at {5} MiB: {6:.1f} at once".format(
-            self.usable, self.weights, self.overhead, self.available, max_model_len, self.per_sequence, self.concurrency
-        )
+        left = self.usable - self.weights - self.overhead
+        text = "{0} MiB usable - {1} weights - {2} overhead = {3} MiB".format(self.usable, self.weights, self.overhead, left)
+        if self.told:
+            text += ", {0} of them (kv_cache_memory_bytes)".format(self.told)
+        text += " for sequences of {0} tokens at {1} MiB: {2:.1f} at once".format(max_model_len, self.per_sequence, self.concurrency)
         if self.block_tokens:
             text += " ({0} blocks of {1} tokens, {2} a sequence)".format(self.blocks, self.block_tokens, self.blocks_per_sequence)
         return text
@@ -128,15 +132,15 @@ def _figures_bytes(need: Need, tokens: int) -> float:
 def fit(card_mib: int, share: float, need: Need, max_model_len: int) -> Fit:
     """Compute the fit of one replica on cards of ``card_mib`` MiB each, of which the engine may fill the part ``share`` (0 to 1)."""
     usable, weights, overhead, left = _left(card_mib, share, need)
-    available = -(-left // 2**20)
+    available, told = -(-left // 2**20), -(-need.kv_cache_bytes // 2**20)
     if not need.layouts:
         per_sequence = max(1, math.ceil(_figures_bytes(need, max_model_len) / 2**20))
-        return Fit(usable, weights, overhead, per_sequence, available, max(0.0, available / per_sequence))
+        return Fit(usable, weights, overhead, per_sequence, available, max(0.0, available / per_sequence), told=told)
     # The stage that holds the fewest sequences decides.
     tightest = min(need.layouts, key=lambda item: item.count(left) / item.blocks(max_model_len))
     blocks, each = tightest.count(left), tightest.blocks(max_model_len)
     per_sequence = max(1, math.ceil(each * tightest.block_bytes / 2**20))
-    return Fit(usable, weights, overhead, per_sequence, available, blocks / each, tightest.block_tokens, blocks, each)
+    return Fit(usable, weights, overhead, per_sequence, available, blocks / each, tightest.block_tokens, blocks, each, told)
 
 
 def largest_context(card_mib: int, share: float, need: Need, sequences: int = 1) -> int:

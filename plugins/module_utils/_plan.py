@@ -367,6 +367,9 @@ def ways_out(data: PlanInput, settings: dict[str, Any], memory: dict[str, Any], 
         if gives:
             lines.append("more cards per replica, llm_settings: {{tensor_parallel_size: {0}}}: {1}".format(more, gives))
             break
+    if settings.get("kv_cache_memory_bytes") is not None:
+        gives = given({"kv_cache_memory_bytes": None}, weights, data.weights_found)
+        lines += ["kv_cache_memory_bytes: null, and the engine takes what is left: {0}".format(gives)] if gives else []
     shorter = largest_context(card_mib, share, need_of(catalog, settings, memory, weights, data.weights_found))
     if 0 < shorter < wanted:
         lines.append("a shorter context, max_model_len: {0}".format(shorter))
@@ -596,6 +599,23 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
     return spec
 
 
+def crowded(members: list[dict[str, Any]], share: float) -> list[str]:
+    """Cards of a replica on which less is free than the engine's share, though nobody is seen on them: it may end at its start."""
+    lines = []
+    for card in members:
+        used = card.get("memory_used_mib")
+        wants = int(card["memory_total_mib"] * share)
+        if used is None or card.get("holders") or card["memory_total_mib"] - used >= wants:
+            continue
+        lines.append(
+            "card {0} has {1} MiB in use with nobody on it, so {2} are free and the share of the engine is {3}; where it ends at its start "
+            "for that, gpu_memory_utilization: {4:.2f}".format(
+                card["id"], used, card["memory_total_mib"] - used, wants, int(100 * (1 - used / card["memory_total_mib"])) / 100
+            )
+        )
+    return lines
+
+
 def known_of(data: PlanInput, settings: dict[str, Any], environment: dict[str, str], enhancements: list[dict[str, str]]) -> list[str]:
     """What the compatibility table knows of this plan, as far as it hangs on nothing that only the host tells: one line for each row that
     refuses or warns. The preflight judges it with the host's driver and runtime, and stops a deployment."""
@@ -708,6 +728,7 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
             }
         )
         reasons.append("{0}: {1}".format(spec["name"], figures.line(max_model_len)))
+        reasons += crowded(members, share)
         if figures.concurrency < max_num_seqs:
             reasons.append(
                 "{0}: {1} sequences of full length do not fit at once; more wait in the engine. For no wait: max_num_seqs {2}, or "

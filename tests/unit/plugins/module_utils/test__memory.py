@@ -131,6 +131,22 @@ def test_the_engine_may_be_told_how_much_to_take(shipped):
     assert fit(1024, 0.9, Need(100, dict(FIGURES, overhead_mib=100), kv_cache_bytes=100 * 2**20), 1).available == 100
 
 
+def test_the_line_says_what_is_left_and_what_the_engine_is_told_to_take(shipped):
+    need = blocks_of(shipped)
+    need.kv_cache_bytes = 4096 * 2**20
+    figures = fit(65520, 0.9, need, 131072)
+    assert (figures.available, figures.told) == (4096, 4096)
+    said = (
+        "58968 MiB usable - 35838 weights - 4096 overhead = 19034 MiB, 4096 of them (kv_cache_memory_bytes) for sequences of 131072 tokens"
+    )
+    assert figures.line(131072).startswith(said)
+    need.kv_cache_bytes = 20000 * 2**20
+    figures = fit(65520, 0.9, need, 131072)
+    assert "= 19034 MiB, 20000 of them (kv_cache_memory_bytes)" in figures.line(131072) and ": 0.0 at once" in figures.line(131072)
+    by_figures = fit(65520, 0.9, Need(35838, FIGURES, kv_cache_bytes=2**30), 131072)
+    assert "= 19034 MiB, 1024 of them (kv_cache_memory_bytes)" in by_figures.line(131072)
+
+
 @given(card=st.integers(45000, 200000), sequences=st.integers(1, 16))
 def test_the_largest_context_is_one_that_fits(shipped, card, sequences):
     need = blocks_of(shipped, align=True)

@@ -364,6 +364,38 @@ def test_endpoint_is_where_the_replica_listens(k100):
         assert replica["endpoint"]["api_key_file"] == "/etc/ironserve/keys/engine.key"
 
 
+def test_a_cache_that_is_too_large_may_be_left_to_the_engine(k100):
+    with pytest.raises(LLMError) as caught:
+        make_plan(k100(settings={"kv_cache_memory_bytes": 2**40}))
+    said = str(caught.value)
+    assert "= 19034 MiB, 1048576 of them (kv_cache_memory_bytes)" in said
+    assert said.endswith("Ways out: kv_cache_memory_bytes: null, and the engine takes what is left: 7.0 at once")
+
+
+@pytest.mark.parametrize(
+    ("used", "share", "says"),
+    [
+        (3276, 0.95, []),
+        (
+            3277,
+            0.95,
+            [
+                "3277 MiB in use with nobody on it, so 62243 are free and the share of the engine is 62244; where it ends at its start for that, gpu_memory_utilization: 0.94"
+            ],
+        ),
+        (3277, 0.9, []),
+        (None, 0.95, []),
+    ],
+)
+def test_a_card_on_which_less_is_free_than_the_engine_asks_for(k100, used, share, says):
+    """65520 MiB x 0.95 = 62244 MiB."""
+    data = k100(settings={"gpu_memory_utilization": share})
+    data.cards[0].update(memory_used_mib=used, holders=[])
+    assert [line.split(" has ")[1] for line in make_plan(data)["reasons"] if line.startswith("card 0000:07:00.0 has")] == says
+    data.cards[0]["holders"] = [{"pid": 7, "container": "ironserve-c0"}]
+    assert not [line for line in make_plan(data)["reasons"] if line.startswith("card ")], "what runs there now will be gone then"
+
+
 # What is known not to work
 
 
