@@ -66,6 +66,16 @@ class Warmth:
         """Plain data for module results."""
         return dataclasses.asdict(self)
 
+    def line(self) -> str:
+        """What the rounds came to, for a person; empty without rounds, and where they ended with an error."""
+        if self.steady is None or self.error:
+            return ""
+        text = "{0}: warmed up, first token after {1:g} s cold and {2:g} s warm; ".format(self.name, self.cold_ttft_s, self.warm_ttft_s)
+        if self.steady:
+            return text + "{0} rounds, the last two agree".format(len(self.rounds_s))
+        took = ", ".join("{0:g}".format(seconds) for seconds in self.rounds_s)
+        return text + "no two of {0} rounds agree ({1} s): kernels may still be made under traffic".format(len(self.rounds_s), took)
+
 
 @dataclasses.dataclass
 class Knowledge:

@@ -125,6 +125,11 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+lines:
+  description: What the rounds came to, for a person, one line for each endpoint that was asked in rounds.
+  returned: always
+  type: list
+  elements: str
 results:
   description: One entry per endpoint, in the order given.
   returned: always
@@ -220,10 +225,11 @@ def main() -> None:
     except LLMError as exc:
         module.fail_json(msg=str(exc))
     results = sendable([warmth.as_dict() for warmth in found])
+    lines = [line for line in sendable([warmth.line() for warmth in found]) if line]
     errors = [row["error"] for row in results if row["error"]]
     if errors:
-        module.fail_json(msg="\n".join(errors), results=results)
-    module.exit_json(changed=False, results=results)
+        module.fail_json(msg="\n".join(errors), results=results, lines=lines)
+    module.exit_json(changed=False, results=results, lines=lines)
 
 
 if __name__ == "__main__":

@@ -380,7 +380,8 @@ def test_a_cache_that_is_too_large_may_be_left_to_the_engine(k100):
             3277,
             0.95,
             [
-                "3277 MiB in use with nobody on it, so 62243 are free and the share of the engine is 62244; where it ends at its start for that, gpu_memory_utilization: 0.94"
+                "3277 MiB in use with nobody on it, so 62243 are free and the share of the engine is 62244; "
+                "where it ends at its start for that, gpu_memory_utilization: 0.94"
             ],
         ),
         (3277, 0.9, []),

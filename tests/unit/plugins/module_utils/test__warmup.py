@@ -57,6 +57,7 @@ def test_health_is_waited_for_and_then_one_request_made():
         assert result.error == ""
         assert result.health_s >= 0.5
         assert [body["max_tokens"] for body in engine.asked] == [_warmup.TOKENS]
+    assert result.line() == ""
     assert (result.rounds_s, result.steady, result.warm_ttft_s) == ([], None, None)
 
 
@@ -124,6 +125,7 @@ def test_rounds_go_on_until_two_agree(monkeypatch):
     assert [len(bodies) for bodies in engine.bodies] == [1] + [1, 1, 2, 4, 4] * 3
     assert result.rounds_s == [40.0, 2.5, 2.5]
     assert (result.error, result.steady, result.cold_ttft_s, result.warm_ttft_s) == ("", True, 8.0, 0.5)
+    assert result.line() == "r0: warmed up, first token after 8 s cold and 0.5 s warm; 3 rounds, the last two agree"
     prompts = [body["messages"][0]["content"] for bodies in engine.bodies[1:] for body in bodies]
     assert len({prompt[:17] for prompt in prompts}) == len(prompts)
     assert {body["max_tokens"] for bodies in engine.bodies[1:] for body in bodies} == {_warmup.ROUND_TOKENS}
@@ -134,6 +136,9 @@ def test_an_engine_that_never_settles_is_given_up_and_said_to_be_unsteady(monkey
     result = engine.warm(prompt_tokens=[32], rounds=4)
     assert result.rounds_s == [9.0, 6.0, 4.0, 2.0]
     assert (result.error, result.steady) == ("", False)
+    assert result.line().endswith("no two of 4 rounds agree (9, 6, 4, 2 s): kernels may still be made under traffic")
+    result.error = "it died"
+    assert result.line() == ""
 
 
 def test_rounds_reach_a_real_server_side_by_side():

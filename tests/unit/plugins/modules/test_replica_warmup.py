@@ -26,6 +26,7 @@ def test_all_replicas_are_warm(run_module, check_mode):
     assert [entry["name"] for entry in result["results"]] == ["r0", "r1"]
     assert all(entry["first_token_s"] > 0 and len(entry["rounds_s"]) == 2 for entry in result["results"])
     assert all(entry["cold_ttft_s"] > 0 and entry["warm_ttft_s"] > 0 for entry in result["results"])
+    assert [line.split(", ")[0] for line in result["lines"]] == ["r0: warmed up", "r1: warmed up"]
 
 
 def test_the_one_that_fails_is_named(run_module):
