@@ -56,6 +56,24 @@ HIGHEST_PORT = 65535
 #: Whose shared memory a container may see.
 IPC_MODES = ("private", "host")
 
+#: What makes a container as good as privileged: capabilities, devices that are whole directories, and sources of mounts.
+REFUSED_RIGHTS = {
+    "cap_add": {
+        "ALL": "it is as much as privileged",
+        "SYS_ADMIN": "it is nearly as much as privileged",
+        "SYS_MODULE": "it loads kernel modules",
+    },
+    "devices_shared": {"/dev": "it gives every device", "/dev/dri": "it gives every card; devices_per_card names those of one"},
+    "mounts": {
+        "/": "it gives the whole host",
+        "/dev": "it gives every device",
+        "/var/run/docker.sock": "who has the container engine's socket has the host",
+        "/run/docker.sock": "who has the container engine's socket has the host",
+    },
+}
+#: Lists of a platform's container -> whose refusals apply.
+_RIGHTS_LIKE = {"devices_optional": "devices_shared", "mounts_optional": "mounts"}
+
 _VARIABLE = re.compile(r"\A[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 
 _SERVED = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}\Z")
@@ -479,6 +497,13 @@ def device_requests(data: PlanInput, members: list[dict[str, Any]]) -> list[dict
 
 def check_rights(needs: dict[str, Any]) -> None:
     """Refuse what a platform's ``container`` may not give. Raises LLMError naming the key."""
+    for key in list(REFUSED_RIGHTS) + list(_RIGHTS_LIKE):
+        for item in needs.get(key, []):
+            value = str(item.get("source", "") if isinstance(item, dict) else item)
+            value = value.upper().replace("CAP_", "") if key == "cap_add" else posixpath.normpath(value)
+            why = REFUSED_RIGHTS[_RIGHTS_LIKE.get(key, key)].get(value)
+            if why:
+                raise LLMError("container.{0} of the platform has {1}: {2}".format(key, value, why))
     if needs.get("ipc", "private") not in IPC_MODES:
         raise LLMError("container.ipc of the platform is {0!r}; it is one of {1}".format(needs["ipc"], ", ".join(IPC_MODES)))
     for option in needs.get("security_opt", []):

@@ -966,6 +966,24 @@ def test_files_over_the_images_own_are_mounted_read_only_and_part_of_the_specifi
     assert len(seen | {replica["spec"]["spec_hash"] for replica in plain["replicas"]}) == 12
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("cap_add", "all", "has ALL: it is as much as privileged"),
+        ("cap_add", "CAP_SYS_ADMIN", "has SYS_ADMIN: "),
+        ("devices_shared", "/dev/dri/", "has /dev/dri: it gives every card"),
+        ("devices_optional", "/dev", "has /dev: it gives every device"),
+        ("mounts", {"source": "/", "target": "/host"}, "has /: it gives the whole host"),
+        ("mounts_optional", {"source": "/var/run/docker.sock", "target": "/x"}, "has /var/run/docker.sock: "),
+    ],
+)
+def test_rights_that_are_as_good_as_privileged_are_refused(k100, key, value, says):
+    data = k100()
+    data.catalog["platform"]["container"].setdefault(key, []).append(value)
+    with pytest.raises(LLMError, match="container.{0} of the platform {1}".format(key, says)):
+        make_plan(data)
+
+
 def test_mounts_that_only_some_hosts_have_are_marked(k100):
     data = k100(count=1)
     data.catalog["platform"]["container"]["mounts_optional"] = [{"source": "/etc/a", "target": "/etc/b", "read_only": True}]
