@@ -103,12 +103,14 @@ def translate(log: str, messages: dict[str, Any]) -> list[str]:
         messages: name -> ``pattern`` (searched for line by line), ``cause`` and ``fix``, in which ``{name}`` stands for what the pattern's
             group of this name found last; a group that found nothing is empty there.
     """
-    lines = []
+    lines, said = [], log.splitlines()[::-1]
     for message in messages.values():
-        found = list(re.finditer(message["pattern"], log, re.MULTILINE))
+        pattern = re.compile(message["pattern"])
+        # Line by line: the next line's path is not what this line is about.
+        found = next(filter(None, (pattern.search(line) for line in said)), None)
         if not found:
             continue
-        words = {name: value or "" for name, value in found[-1].groupdict().items()}
+        words = {name: value or "" for name, value in found.groupdict().items()}
         lines.append("{0}. Fix: {1}".format(message["cause"].format(**words), message["fix"].format(**words)))
         if len(lines) == MOST_CAUSES:
             break

@@ -149,6 +149,16 @@ LINES = {
         "x509: certificate has expired or is not yet valid: current time 2026-12-01T03:00:00Z is after 2026-11-30T00:00:00Z",
         ["expired, or the host's clock is ahead (current time 2026-12-01T03:00:00Z is after 2026-11-30T00:00:00Z)", "date -u"],
     ),
+    "context_beyond_model": (
+        "Value error, User-specified max_model_len (300000) is greater than the derived max_model_len (max_position_embeddings=262144 or "
+        "model_max_length=None in model's config.json).",
+        ["300000 tokens is beyond the 262144", "{max_model_len: 262144}"],
+    ),
+    "parser_unknown": (
+        "KeyError: 'invalid tool call parser: qwen4_coder (chose from { hermes,qwen3_coder })'",
+        ["no tool call parser called qwen4_coder", "tool_call_parser"],
+    ),
+    "no_card_seen": ("RuntimeError: No HIP GPUs are available", ["sees no card", "preflight"]),
     "disk_full": ("OSError: [Errno 28] No space left on device", ["a disk is full"]),
     "hygon_hyhal": (
         "ImportError: librocm_smi64.so.2: cannot open shared object file: No such file or directory",
@@ -303,6 +313,22 @@ def test_the_last_figures_count_and_no_more_than_three_causes_are_named(messages
     lines = [LINES["context_too_long"][0], LINES["context_too_long"][0].replace("7344", "9000")]
     assert "the longest allowed is 9000" in translate("\n".join(lines), messages)[0]
     assert len(translate("\n".join(line for line, _words in LINES.values()), messages)) == 3
+
+
+def test_a_cause_is_never_put_together_from_two_lines(messages):
+    log = 'FileNotFoundError: no shard found\nGoing on\n  File "/usr/lib/python3/site-packages/torch/_inductor/x.py", line 5'
+    assert translate(log, messages) == []
+
+
+def test_a_warning_of_the_link_is_no_cause(messages):
+    log = "host:91:91 [0] NCCL WARN Call to ibv_create_qp failed\n" + LINES["no_cache_blocks"][0]
+    assert [meaning.split(",")[0] for meaning in translate(log, messages)] == ["weights"]
+
+
+@pytest.mark.parametrize("what", ["HeaderTooLarge", "invalid header", "incomplete metadata, file not fully covered", "header too large"])
+def test_every_damage_of_a_header_is_damage(messages, what):
+    (meaning,) = translate("SafetensorError: Error while deserializing header: " + what, messages)
+    assert "cut off or damaged ({0})".format(what.split(",")[0]) in meaning
 
 
 def test_only_the_engines_own_words_are_read(shipped):
