@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Iterable
 
 from ansible_collections.ironserve.llm.plugins.module_utils._container_request import differences
 from ansible_collections.ironserve.llm.plugins.module_utils._containers import PREVIOUS_SUFFIX
@@ -70,6 +70,11 @@ def _maps(what: str, before: dict[str, str], after: dict[str, str]) -> list[str]
     return lines
 
 
+def _sources(mounts: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Sources of mounts by target, without the description of the weights, which is known on the host only."""
+    return {target: source for target, source in mounts if not target.endswith("/config.json")}
+
+
 def _one(replica: dict[str, Any], found: dict[str, Any]) -> Difference:
     spec, labels = replica["spec"], found["labels"]
     if labels.get("ironserve.spec") == spec["spec_hash"]:
@@ -95,6 +100,12 @@ def _one(replica: dict[str, Any], found: dict[str, Any]) -> Difference:
     after = {"port": "{0[address]}:{0[port]}".format(publish), "cards": spec["labels"]["ironserve.cards"]}
     before["devices"], after["devices"] = " ".join(sorted(found["devices"])), " ".join(sorted(spec["devices"]))
     lines += _maps("", before, after)
+    mounted = (found["inspected"].get("HostConfig") or {}).get("Mounts") or []
+    lines += _maps(
+        "mount",
+        _sources((item["Target"], item.get("Source") or "") for item in mounted),
+        _sources((item["target"], item["source"]) for item in spec["mounts"]),
+    )
     wanted = spec["labels"]["ironserve.weights"]
     if not wanted:
         later.append("weights (now {0})".format(labels.get("ironserve.weights", "")[:12] or "unknown"))

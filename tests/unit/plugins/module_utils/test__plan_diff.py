@@ -75,6 +75,27 @@ def test_every_difference_is_named_with_before_and_after(k100, change, lines):
     assert first.lines()[0] == "change ironserve-c0"
 
 
+def test_another_file_over_the_images_own_is_named(k100):
+    def over(digit):
+        data = k100(count=1, files_dir="/f")
+        data.catalog["platform"]["container"]["files"] = {"/opt/t.jinja": {"source": "t.jinja", "sha256": digit * 64}} if digit else {}
+        return data
+
+    old, new = ("/f/{0}/t.jinja".format(digit * 64) for digit in "12")
+    for before, after, line in (
+        ("1", "2", f"~ mount /opt/t.jinja {old} -> {new}"),
+        ("1", "", f"- mount /opt/t.jinja {old}"),
+        ("", "2", f"+ mount /opt/t.jinja {new}"),
+    ):
+        first = compare(make_plan(over(after)), running(over(before)))[0]
+        assert (first.state, first.details) == ("change", [line])
+
+
+def test_a_description_that_only_the_host_has_is_no_difference(k100):
+    described_by = {"weights_config": "/etc/ironserve/config.json", "weights_config_id": "d" * 64}
+    assert compare(make_plan(k100()), running(k100(**described_by)))[0].state == "open"
+
+
 def test_other_cards_and_nodes(k100):
     data = k100()
     data.cards[0]["id"], data.cards[0]["devices"]["card"] = "0000:99:00.0", "/dev/dri/card9"
