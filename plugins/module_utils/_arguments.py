@@ -61,7 +61,11 @@ def spell(engine: dict[str, Any], settings: dict[str, Any], version: str = "") -
                 )
             )
         if value not in implied[name]:
-            raise LLMError("engine '{0}' cannot run with {1}={2!r}, only {3}".format(engine["name"], name, value, implied[name]))
+            raise LLMError(
+                "engine '{0}' cannot run with {1}={2!r}, only {3}; say so in llm_settings, or in the recipe's block for this engine".format(
+                    engine["name"], name, value, implied[name]
+                )
+            )
     front: list[str] = []
     words: list[str] = []
     for name, how in known.items():

@@ -21,7 +21,7 @@ from ansible_collections.ironserve.llm.plugins.module_utils._arguments import de
 from ansible_collections.ironserve.llm.plugins.module_utils._card_groups import choose_groups, warnings
 from ansible_collections.ironserve.llm.plugins.module_utils._catalog import merge
 from ansible_collections.ironserve.llm.plugins.module_utils._checks import FAIL, WARN
-from ansible_collections.ironserve.llm.plugins.module_utils._compatibility import image_versions, judge
+from ansible_collections.ironserve.llm.plugins.module_utils._compatibility import image_versions, judge, parse_version
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
 from ansible_collections.ironserve.llm.plugins.module_utils._geometry import Serving, layouts, number_bytes, read_config, weights_on_card
 from ansible_collections.ironserve.llm.plugins.module_utils._memory import Need, fit, largest_context, weights_mib
@@ -55,6 +55,15 @@ HIGHEST_PORT = 65535
 
 #: Whose shared memory a container may see.
 IPC_MODES = ("private", "host")
+
+#: Settings that the plan makes itself -> what a user has for them.
+OWN_SETTINGS = {
+    "model_path": "llm_model and llm_weights",
+    "served_names": "llm_aliases",
+    "host": "replica_address",
+    "port": "replica_port_base",
+    "api_key_file": "replica_engine_key",
+}
 
 #: What makes a container as good as privileged: capabilities, devices that are whole directories, and sources of mounts.
 REFUSED_RIGHTS = {
@@ -472,8 +481,14 @@ def served_names(data: PlanInput) -> list[str]:
 
 
 def version_of(data: PlanInput) -> str:
-    """The engine's version; empty when nobody knows it."""
-    return data.engine_version or image_versions({"reference": data.image})[0] or ""
+    """The engine's version; empty when nobody knows it. Raises LLMError for one that cannot be compared."""
+    version = data.engine_version or image_versions({"reference": data.image})[0] or ""
+    try:
+        if version:
+            parse_version(version)
+    except LLMError as exc:
+        raise LLMError("the engine's version, as image {0} or replica_image.version says it: {1}".format(data.image, exc)) from exc
+    return version
 
 
 def device_requests(data: PlanInput, members: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -681,6 +696,9 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
     catalog = data.catalog
     recipe, platform = catalog["model"], catalog["platform"]
     enhancements, settings = settle(catalog, data.enhancements, data.allow_forbidden, data.settings)
+    for name, instead in OWN_SETTINGS.items():
+        if name in data.settings:
+            raise LLMError("setting '{0}' (variable llm_settings) is the plan's own; use {1}".format(name, instead))
     serving = serving_of(settings)
     size = serving.tensor_parallel * serving.pipeline_parallel
     groups, left_out = group_cards(data.cards, size, data.allow_degraded, data.card_groups)
@@ -767,9 +785,11 @@ def make_plan(data: PlanInput) -> dict[str, Any]:
             "the engine's version is not known, so nobody checked whether it knows these arguments; state it: replica_image: {version: ...}"
         )
     if len(replicas) < max(1, data.min_count):
+        whys = list(dict.fromkeys(item["reason"] for item in left_out))
         raise LLMError(
-            "host {0} can run {1} of the {2} replicas asked for as the fewest ({3} cards, {4} per replica){5}".format(
-                data.host, len(replicas), max(1, data.min_count), len(data.cards), size, "".join("; " + item["reason"] for item in left_out)
+            "host {0} can run {1} of the {2} replicas asked for as the fewest ({3} cards, {4} per replica){5}. Fix: cards, "
+            "replica_min_count, or fewer cards per replica (tensor_parallel_size in llm_settings)".format(
+                data.host, len(replicas), max(1, data.min_count), len(data.cards), size, "".join("; " + why for why in whys)
             )
         )
     return {

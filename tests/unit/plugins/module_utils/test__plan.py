@@ -599,6 +599,24 @@ def test_an_option_that_means_nothing_is_named(k100, changes, says):
         make_plan(k100(**changes))
 
 
+@pytest.mark.parametrize(("name", "instead"), [("port", "replica_port_base"), ("host", "replica_address"), ("served_names", "llm_aliases")])
+def test_a_setting_that_is_the_plans_own_is_not_dropped_in_silence(k100, name, instead):
+    with pytest.raises(LLMError, match="setting '{0}' .variable llm_settings. is the plan's own; use {1}".format(name, instead)):
+        make_plan(k100(settings={name: 9000}))
+
+
+def test_a_version_that_cannot_be_compared_is_named(k100):
+    with pytest.raises(LLMError, match="replica_image.version says it: 'abc' is no version"):
+        make_plan(k100(engine_version="abc"))
+
+
+def test_a_group_that_is_larger_than_the_host_is_said_once(k100):
+    with pytest.raises(LLMError) as caught:
+        make_plan(k100(settings={"tensor_parallel_size": 8}))
+    assert str(caught.value).count("its group 0 has 4 of 8 cards") == 1
+    assert "fewer cards per replica (tensor_parallel_size" in str(caught.value)
+
+
 def test_the_last_port_there_is_can_be_used(k100):
     assert make_plan(k100(port_base=65532, environment={"A": 1, "B": 0.5}))["replicas"][-1]["port"] == 65535
 
