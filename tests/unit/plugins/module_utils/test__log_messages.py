@@ -186,7 +186,7 @@ LINES = {
         ["held by another container", "docker ps"],
     ),
     "ascend_dcmi": ("dcmi module initialize failed. ret is -8005", ["code -8005", "replica_uid: 1000"]),
-    "ascend_torch": ("RuntimeError: Initialize: drvRetCode=87, ErrCode=507899", ["could not open the NPU (ErrCode=507899)", "docker ps"]),
+    "ascend_torch": ("RuntimeError: Initialize: drvRetCode=87, ErrCode=507899", ["could not open the NPU (drvRetCode=87)", "docker ps"]),
     "ascend_library_path": (
         "ImportError: libascend_hal.so: cannot open shared object file: No such file or directory",
         ["the driver's libascend_hal is not found"],
