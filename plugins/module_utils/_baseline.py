@@ -391,7 +391,7 @@ def read(path: str) -> dict:
             data = json.load(file)
     except OSError as exc:
         raise LLMError("baseline {0} cannot be read: {1}".format(path, exc.strerror or exc)) from exc
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise LLMError("baseline {0} is no JSON: {1}. Remove it and record it again".format(path, exc)) from exc
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         version = data.get("format") if isinstance(data, dict) else None

@@ -622,12 +622,17 @@ COLUMNS = (
 )
 
 
+def label(row: dict[str, Any]) -> str:
+    """Whose row it is, for people: the endpoint, and the tool where it is not ours."""
+    return row["endpoint"] if row["tool"] == "ironserve" else "{0} ({1})".format(row["endpoint"], row["tool"])
+
+
 def table(rows_: Sequence[dict[str, Any]], refusals: dict[str, list[str]]) -> list[str]:
     """Lines for people: a row per endpoint and level (means of the repeats), below it why its figures are missing.
 
-    ``refusals`` has the reasons by endpoint.
+    ``refusals`` has the reasons by ``label``.
     """
-    wide = max([len("endpoint")] + [len(row["endpoint"]) for row in rows_])
+    wide = max([len("endpoint")] + [len(label(row)) for row in rows_])
     out = [
         "{0:<{1}}  {2:>9}".format("endpoint", wide, "level") + "".join("  {0:>10}".format(title) for title, _name in COLUMNS) + "  spread"
     ]
@@ -636,11 +641,11 @@ def table(rows_: Sequence[dict[str, Any]], refusals: dict[str, list[str]]) -> li
         found = row["figures"].get("output_throughput") if row["figures"] else None
         noise = "-" if found is None else "{0:.1f} %".format(found["spread_pct"])
         out.append(
-            "{0:<{1}}  {2:>9}".format(row["endpoint"], wide, name)
+            "{0:<{1}}  {2:>9}".format(label(row), wide, name)
             + "".join("  {0:>10}".format(_cell(row, figure)) for _title, figure in COLUMNS)
             + "  "
             + noise
         )
         if not row["publishable"]:
-            out += ["  not published: " + text for text in refusals.get(row["endpoint"], [])]
+            out += ["  not published: " + text for text in refusals.get(label(row), [])]
     return out

@@ -400,7 +400,7 @@ def summary(runs: Sequence[dict[str, Any]], endpoints: Sequence[Endpoint], gain_
     refusals = {}
     for run in runs:
         for text in run["refused"]:
-            known = refusals.setdefault(run["endpoint"], [])
+            known = refusals.setdefault(_benchmark.label(run), [])
             if text not in known:
                 known.append(text)
     through = [endpoint.name for endpoint in endpoints if endpoint.kind == GATEWAY]

@@ -498,7 +498,7 @@ def troubles(report: dict) -> list:
         reasons = []
         for run in benchmark["runs"]:
             for reason in run.get("refused") or []:
-                text = "{0}, {1}: {2}".format(run.get("endpoint"), level_name(run), reason)
+                text = "{0}, {1}: {2}".format(_whose(run), level_name(run), reason)
                 if not run.get("publishable") and text not in reasons:
                     reasons.append(text)
         step = "Remove what spoiled the figures and measure again"
@@ -627,6 +627,12 @@ _LEVEL_HEAD = (
 )
 
 
+def _whose(row: dict) -> str:
+    """The endpoint of a run or level, with the tool where it is not ours."""
+    tool = row.get("tool") or "ironserve"
+    return "{0}{1}".format(row.get("endpoint", ""), "" if tool == "ironserve" else " ({0})".format(tool))
+
+
 def level_rows(benchmark: dict) -> list:
     """One row of texts per endpoint and level, in the order of ``_LEVEL_HEAD``."""
     rows = []
@@ -638,7 +644,7 @@ def level_rows(benchmark: dict) -> list:
 
         rows.append(
             [
-                str(level.get("endpoint", "")) + ("" if level.get("tool", "ironserve") == "ironserve" else " ({0})".format(level["tool"])),
+                _whose(level),
                 level_name(level),
                 number(mean("median_ttft_ms"), "ms"),
                 number(mean("p99_ttft_ms"), "ms"),

@@ -319,7 +319,7 @@ def test_a_file_that_is_not_as_written_is_refused_by_name(tmp_path, change, matc
     assert path in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100000])
 def test_a_file_that_is_no_baseline_is_refused(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(LLMError, match="x.json"):

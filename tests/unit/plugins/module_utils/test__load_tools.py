@@ -14,7 +14,7 @@ import stat
 
 import pytest
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _benchmark, _load_tools
+from ansible_collections.ironserve.llm.plugins.module_utils import _benchmark, _load, _load_tools
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, UnknownOutput
 from ansible_collections.ironserve.llm.plugins.module_utils._load_tools import Job
 
@@ -362,8 +362,17 @@ def test_a_row_stands_beside_ours():
     one = _load_tools.row(PLAIN, "c0", found, 1.0)
     assert (one["tool"], one["load"], one["concurrency"], one["request_rate"], one["publishable"]) == ("vllm", "open", None, 5.0, True)
     (level,) = _benchmark.levels([one])
-    assert level["figures"]["mean_ttft_ms"]["mean"] == 101.0 and _benchmark.table([level], {})[1].split()[:2] == ["c0", "5/s"]
+    assert level["figures"]["mean_ttft_ms"]["mean"] == 101.0 and _benchmark.table([level], {})[1].split()[:3] == ["c0", "(vllm)", "5/s"]
     bad = _load_tools.row(Job("vllm", "u", "m", requests=100), "c0", dict(found, failed=3), 1.0)
     assert bad["figures"] is None and bad["refused"] == ["3 of 103 requests failed"] and bad["concurrency"] == 100
     none = _load_tools.failed_row(Job("vllm", "u", "m", requests=7), "c0", LLMError("not there"), 1.0)
     assert set(none) == set(one) and (none["publishable"], none["refused"], none["failed"]) == (False, ["not there"], 7)
+    # Each tool has its own reasons.
+    ours = dict(none, tool="ironserve", refused=["late"])
+    lines = _load.summary([ours, none], [_load.Endpoint("c0", "http://h:1")], 5.0)["lines"]
+    assert [line.split()[:3] for line in lines[1:]] == [
+        ["c0", "7", "-"],
+        ["not", "published:", "late"],
+        ["c0", "(vllm)", "7"],
+        ["not", "published:", "not"],
+    ]

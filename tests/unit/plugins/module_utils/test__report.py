@@ -200,6 +200,8 @@ def test_figures_that_may_not_be_published_could_not_be_told():
     report = build(benchmark=data)
     assert report["status"] == _report.COULD_NOT_TELL
     assert "  gateway, 1 at a time: the client's own delay was 9 ms" in report["lines"]
+    data["runs"][3]["tool"] = "vllm"
+    assert "  gateway (vllm), 1 at a time: the client's own delay was 9 ms" in build(benchmark=data)["lines"]
 
 
 def test_quality_vetoes_speed():
