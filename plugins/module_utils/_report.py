@@ -16,9 +16,10 @@ import unicodedata
 import xml.etree.ElementTree as ET
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _baseline
-from ansible_collections.ironserve.llm.plugins.module_utils._checks import FAIL, NOT_APPLICABLE, PASS, UNKNOWN, WARN
-from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
+from ansible_collections.ironserve.llm.plugins.module_utils._checks import FAIL, GOOD, NOT_APPLICABLE, PASS, UNKNOWN, WARN
+from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError, nearest
 from ansible_collections.ironserve.llm.plugins.module_utils._names import fold
+from ansible_collections.ironserve.llm.plugins.module_utils._verdicts import VERDICTS
 
 #: Version of the report's form.
 FORMAT = 1
@@ -271,6 +272,9 @@ def check_benchmark(data: dict) -> dict:
     for key, kind in (("protocol", dict), ("endpoints", list), ("runs", list), ("summary", dict), ("cards", list)):
         if not isinstance(data.get(key), kind):
             raise LLMError("the benchmark's result has no {0}".format(key))
+    for key in ("endpoints", "runs", "cards"):
+        _check_member("the benchmark's result", data, key, _LIST, _MAPPING)
+    _check_member("the benchmark's summary", data["summary"], "levels", _LIST, _MAPPING)
     return data
 
 
@@ -331,11 +335,114 @@ def left_out_of(benchmark: dict) -> frozenset:
     return frozenset("{0}: {1}".format(place, label) for place in places for _key, _unit, _better, label in COMPARED)
 
 
+# ---- what is handed in
+
+_TEXT, _LIST, _MAPPING, _NUMBER = "text", "a list", "a mapping", "a number"
+
+
+def _is(value: object, kind: str) -> bool:
+    if kind == _NUMBER:
+        return is_number(value)
+    return isinstance(value, {_TEXT: str, _LIST: list, _MAPPING: dict}[kind])
+
+
+def _check_member(where: str, data: dict, key: str, kind: str, of: str = "") -> None:
+    """Raise LLMError unless ``data[key]`` is missing or of this kind, with members of the kind ``of``. A number may be null: not known."""
+    value = data.get(key)
+    if key not in data or (value is None and kind == _NUMBER):
+        return
+    if not _is(value, kind):
+        raise LLMError("{0}: '{1}' must be {2}, not {3}".format(where, key, kind, clean(repr(value), 60)))
+    for index, item in enumerate(value if of else []):
+        if not _is(item, of):
+            raise LLMError("{0}: '{1}[{2}]' must be {3}, not {4}".format(where, key, index, of, clean(repr(item), 60)))
+
+
+def _check_word(where: str, data: dict, key: str, known: tuple) -> None:
+    value = data.get(key)
+    if not isinstance(value, str) or value not in known:
+        raise LLMError("{0}: '{1}' is {2}; {3}".format(where, key, clean(repr(value), 60), nearest(str(value), list(known))))
+
+
+def at_odds(result: dict) -> str:
+    """Why the verdict ``ok`` of an endpoint can't be believed, by its own checks; empty when they bear it out."""
+    checks = result.get("checks") or []
+    for check in checks:
+        if check.get("status") not in GOOD:
+            return "its check {0} is {1}".format(check_name(check), check.get("status"))
+    return "" if not checks or any(check.get("status") == PASS for check in checks) else "none of its checks has passed"
+
+
+def check_results(results: list) -> None:
+    """Raise LLMError naming the endpoint and the key where ``results`` are not what ``inference_verify`` returns, or contradict themselves."""
+    for index, result in enumerate(results):
+        where = "results[{0}]".format(index)
+        if not isinstance(result, dict) or not isinstance(result.get("name"), str) or not result["name"].strip():
+            raise LLMError("{0} must be a mapping with the endpoint's 'name'".format(where))
+        where = "{0} ({1})".format(where, clean(result["name"], 60))
+        _check_word(where, result, "verdict", VERDICTS)
+        for key in ("url", "next_step"):
+            _check_member(where, result, key, _TEXT)
+        for key in ("ttft_ms", "decode_tokens_per_s", "card_use_pct"):
+            _check_member(where, result, key, _NUMBER)
+        _check_member(where, result, "evidence", _LIST, _TEXT)
+        _check_member(where, result, "checks", _LIST, _MAPPING)
+        for number, check in enumerate(result.get("checks") or []):
+            place = "{0}, checks[{1}]".format(where, number)
+            if not isinstance(check.get("check"), str) or not check["check"]:
+                raise LLMError("{0}: the key 'check' is missing or no text".format(place))
+            _check_word(place, check, "status", (PASS, WARN, FAIL, UNKNOWN, NOT_APPLICABLE))
+            for key in ("id", "detail", "sign", "language", "unit"):
+                _check_member(place, check, key, _TEXT)
+            _check_member(place, check, "figure", _NUMBER)
+        if result["verdict"] == "ok" and at_odds(result):
+            raise LLMError("{0}: the verdict is ok, yet {1}: nothing is accepted on it, verify again".format(where, at_odds(result)))
+
+
+def check_fleet(fleet: list) -> None:
+    """Raise LLMError naming the host and the key where ``fleet`` has not the types of ``fleet_row``."""
+    for index, row in enumerate(fleet):
+        where = "fleet[{0}]".format(index)
+        if not isinstance(row, dict) or not isinstance(row.get("host"), str) or not row["host"]:
+            raise LLMError("{0} must be a mapping with the key 'host'".format(where))
+        where = "{0} ({1})".format(where, clean(row["host"], 60))
+        for key in _ROW:
+            _check_member(where, row, key, _TEXT)
+        for key in ("cards", "replicas"):
+            _check_member(where, row, key, _LIST, _MAPPING)
+        _check_member(where, row, "enhancements", _LIST, _TEXT)
+        _check_member(where, row, "left_out", _LIST)
+        for number, card in enumerate(row.get("cards") or []):
+            if not isinstance(card.get("id"), str):
+                raise LLMError("{0}, cards[{1}]: the key 'id' is missing or no text".format(where, number))
+        for number, replica in enumerate(row.get("replicas") or []):
+            place = "{0}, replicas[{1}]".format(where, number)
+            if not isinstance(replica.get("name"), str) or not replica["name"]:
+                raise LLMError("{0}: the key 'name' is missing or no text".format(place))
+            for key in _REPLICA:
+                _check_member(place, replica, key, _TEXT)
+            for key in ("cards", "command"):
+                _check_member(place, replica, key, _LIST, _TEXT)
+            _check_member(place, replica, "environment", _MAPPING)
+
+
+_COMPARED_STATUS = (_baseline.SAME, _baseline.BETTER, _baseline.WORSE, _baseline.UNCLEAR, _baseline.REFUSED, _baseline.NONE)
+
+
+def check_comparison(comparison: dict) -> None:
+    """Raise LLMError where ``comparison`` is not what this module said of a baseline."""
+    _check_word("comparison", comparison, "status", _COMPARED_STATUS)
+    for key in ("differs", "figures"):
+        _check_member("comparison", comparison, key, _LIST, _MAPPING)
+
+
 # ---- the document
 
 
 def _endpoint_code(result: dict) -> int:
     verdict = result.get("verdict")
+    if verdict == "ok" and at_odds(result):
+        return COULD_NOT_TELL
     return OK if verdict == "ok" else COULD_NOT_TELL if verdict in ("unknown", None, "") else FAILED
 
 

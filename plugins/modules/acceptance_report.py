@@ -243,6 +243,10 @@ def run(params: dict, dry: bool) -> dict:
                 params["tolerance_pct"], params["material_pct"]
             )
         )
+    _report.check_results(params["results"])
+    _report.check_fleet(params["fleet"])
+    if params["comparison"]:
+        _report.check_comparison(params["comparison"])
     date = _baseline.now()
     results, fleet, benchmark = params["results"], _report.whole_fleet(params["fleet"]), params["benchmark"]
     accepted = _report.proof_status(fleet, results) == _report.OK

@@ -14,6 +14,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from samples import acceptance
 
+from ansible_collections.ironserve.llm.plugins.module_utils import _report
 from ansible_collections.ironserve.llm.plugins.modules import acceptance_report
 
 
@@ -224,3 +225,65 @@ def test_a_comparison_made_elsewhere_is_told_and_nothing_is_recorded_here(call, 
     vetoed = call(benchmark=measured(slow=1.3), comparison=slow, results=garbage())
     assert vetoed["baseline"] is None and vetoed["report"]["discarded"] and vetoed["changed"] is False
     assert "of no use without benchmark" in call(comparison=slow)["msg"]
+
+
+def odd(index, place=None, **members):
+    """The sample's results with other members in one of them, or in one of its checks."""
+    rows = acceptance.results(1, 3)
+    (rows[index] if place is None else rows[index]["checks"][place]).update(members)
+    return rows
+
+
+def row(**members):
+    return [dict({"host": "node01", "replicas": [{"name": "node01-c0"}]}, **members)]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"results": odd(1, name="")}, "results[1] must be a mapping with the endpoint's 'name'"),
+        ({"results": [{"verdict": "ok"}]}, "results[0] must be a mapping with the endpoint's 'name'"),
+        ({"results": odd(1, verdict="okay")}, "results[1] (node01-c0): 'verdict' is 'okay'; did you mean \"ok\"?"),
+        ({"results": odd(1, verdict=None)}, "results[1] (node01-c0): 'verdict' is None; "),
+        ({"results": odd(1, verdict=["ok"])}, "results[1] (node01-c0): 'verdict' is ['ok']; "),
+        ({"results": odd(1, checks="exact")}, "results[1] (node01-c0): 'checks' must be a list, not 'exact'"),
+        ({"results": odd(1, checks=["exact"])}, "results[1] (node01-c0): 'checks[0]' must be a mapping, not 'exact'"),
+        ({"results": odd(1, evidence={"a": 1})}, "results[1] (node01-c0): 'evidence' must be a list, not {'a': 1}"),
+        ({"results": odd(1, ttft_ms="12")}, "results[1] (node01-c0): 'ttft_ms' must be a number, not '12'"),
+        ({"results": odd(1, decode_tokens_per_s=[1])}, "results[1] (node01-c0): 'decode_tokens_per_s' must be a number, not [1]"),
+        ({"results": odd(1, 2, status="passed")}, "results[1] (node01-c0), checks[2]: 'status' is 'passed'; did you mean \"pass\"?"),
+        ({"results": odd(1, 2, check=None)}, "results[1] (node01-c0), checks[2]: the key 'check' is missing or no text"),
+        ({"results": odd(1, 2, detail=7)}, "results[1] (node01-c0), checks[2]: 'detail' must be text, not 7"),
+        ({"results": odd(1, 2, figure="7")}, "results[1] (node01-c0), checks[2]: 'figure' must be a number, not '7'"),
+        ({"fleet": row(host=7)}, "fleet[0] must be a mapping with the key 'host'"),
+        ({"fleet": row(driver=None)}, "fleet[0] (node01): 'driver' must be text, not None"),
+        ({"fleet": row(replicas="node01-c0")}, "fleet[0] (node01): 'replicas' must be a list, not 'node01-c0'"),
+        ({"fleet": row(replicas=["node01-c0"])}, "fleet[0] (node01): 'replicas[0]' must be a mapping, not 'node01-c0'"),
+        ({"fleet": row(replicas=[{"name": ["x"]}])}, "fleet[0] (node01), replicas[0]: the key 'name' is missing or no text"),
+        ({"fleet": row(replicas=[{"name": "x", "image": None}])}, "fleet[0] (node01), replicas[0]: 'image' must be text, not None"),
+        ({"fleet": row(replicas=[{"name": "x", "cards": [{}]}])}, "fleet[0] (node01), replicas[0]: 'cards[0]' must be text, not {}"),
+        ({"fleet": row(replicas=[{"name": "x", "environment": []}])}, "fleet[0] (node01), replicas[0]: 'environment' must be a mapping"),
+        ({"fleet": row(cards=[{"name": "K100"}])}, "fleet[0] (node01), cards[0]: the key 'id' is missing or no text"),
+        ({"benchmark": dict(measured(), endpoints=["gateway"])}, "the benchmark's result: 'endpoints[0]' must be a mapping, not 'gateway'"),
+        ({"benchmark": measured(), "comparison": {"state": "same"}}, "comparison: 'status' is None; "),
+    ],
+)
+def test_what_is_of_another_form_is_refused_by_name(call, tmp_path, changes, message):
+    result = call(**changes)
+    assert result["failed"] is True and message in result["msg"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("status", ["fail", "unknown"])
+def test_a_verdict_that_its_own_checks_contradict_is_never_ok(call, tmp_path, status):
+    rows = odd(1, 2, status=status)
+    result = call(results=rows)
+    check = rows[1]["checks"][2]
+    told = "results[1] (node01-c0): the verdict is ok, yet its check {0} is {1}: ".format(_report.check_name(check), status)
+    assert result["failed"] is True and result["msg"].startswith(told)
+    assert _report.proof_status([], rows) == _report.COULD_NOT_TELL
+    # A wrong answer that the recipe forgives is no contradiction.
+    assert call(results=odd(1, 2, status="warn"))["status"] == 0
+    for item in rows[1]["checks"]:
+        item["status"] = "not_applicable"
+    assert "the verdict is ok, yet none of its checks has passed" in call(results=rows)["msg"]
