@@ -165,6 +165,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.ironserve.llm.plugins.module_utils import _accuracy, _http, _prompts, _stream
+from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint, check_endpoints, unshown
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 from ansible_collections.ironserve.llm.plugins.module_utils._words import sendable
 
@@ -233,6 +234,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     options = module.params
+    endpoints = [Endpoint(item["name"], item["url"]) for item in options["endpoints"]]
+    module.no_log_values |= unshown(endpoints)
     results = []
     try:
         for name, least in (("concurrency", 1), ("max_tokens", 1), ("limit", 0), ("timeout_s", 0.001), ("tolerance", 0)):
@@ -247,9 +250,7 @@ def main() -> None:
             raise LLMError("timeout_s must be at most {0:g} s, not {1:g}".format(_http.LONGEST_S, options["timeout_s"]))
         if not options["endpoints"]:
             raise LLMError("no endpoint was given")
-        names = [endpoint["name"] for endpoint in options["endpoints"]]
-        if len(set(names)) < len(names):
-            raise LLMError("endpoints need names of their own: {0}".format(", ".join(names)))
+        check_endpoints(endpoints)
         reserved = sorted(set(options["request"]) & RESERVED)
         if reserved:
             raise LLMError("request may not have {0}: the probe sets it".format(", ".join(reserved)))

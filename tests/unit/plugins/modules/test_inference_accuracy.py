@@ -75,6 +75,11 @@ def test_no_answer_is_no_score(run_module, engine):
     assert result["failed"] and "4 of 4 questions were not answered" in result["msg"] and "connection refused" in result["msg"]
 
 
+def test_an_address_with_a_password_is_refused_and_not_shown(run_module, engine):
+    result = run_module(inference_accuracy, options(engine, endpoints=[{"name": "c0", "url": "http://me:hunter2@127.0.0.1:1"}]))
+    assert result["failed"] and "endpoint c0: its url holds a user or a password" in result["msg"] and "hunter2" not in json.dumps(result)
+
+
 def test_check_mode_asks_nothing(run_module, engine):
     before = len(engine.records())
     result = run_module(inference_accuracy, options(engine), check_mode=True)
@@ -93,7 +98,7 @@ def test_check_mode_asks_nothing(run_module, engine):
         ({"timeout_s": float("nan")}, "timeout_s must be 0.001 or more, not nan"),
         ({"timeout_s": float("inf")}, "timeout_s must be at most 604800 s, not inf"),
         ({"endpoints": []}, "no endpoint"),
-        ({"endpoints": [{"name": "c0", "url": "http://127.0.0.1:1"}] * 2}, "endpoints need names of their own: c0, c0"),
+        ({"endpoints": [{"name": "c0", "url": "http://127.0.0.1:1"}] * 2}, 'the name "c0" is given twice'),
         ({"request": {"stream": False, "top_p": 1}}, "request may not have stream: the probe sets it"),
     ],
 )
