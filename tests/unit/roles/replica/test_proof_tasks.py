@@ -39,5 +39,18 @@ def test_every_proof_of_replicas_watches_their_cards_alike():
     assert len({tuple(arguments[name] for name in options) for _name, arguments in found}) == 1
 
 
+def test_every_start_after_a_stop_waits_for_free_cards():
+    """What makes containers anew, or brings them back, can see the cards; without it the wait is left out in silence."""
+    found = []
+    for path in sorted((ROOT / "roles/replica/tasks").glob("*.yml")):
+        for task in tasks(yaml.safe_load(path.read_text(encoding="utf-8"))):
+            arguments = task.get("ironserve.llm.replica_containers")
+            if arguments and not task.get("check_mode") and arguments.get("state", "present") in ("present", "reverted"):
+                found.append((path.name, *(arguments.get(name) for name in ("card_tools", "idle_mib", "free_timeout_s"))))
+    limit = "{{ replica_free_timeout_s if catalog_out.platform.card.idle_mib is defined else 0 }}"
+    wanted = ("{{ __replica_card_tools }}", "{{ catalog_out.platform.card.idle_mib | default(0) }}", limit)
+    assert found == [("change.yml", *wanted), ("revert.yml", *wanted)]
+
+
 def test_playbooks_prove_through_the_role():
     assert proofs("playbooks") == []
