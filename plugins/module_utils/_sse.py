@@ -276,6 +276,12 @@ class Transcript:
         return len(self._tokens())
 
     @property
+    def last_token_at(self) -> float:
+        """Monotonic second of the last event with generated tokens; when the request was sent, before the first."""
+        tokens = self._tokens()
+        return tokens[-1].at if tokens else self.sent_at
+
+    @property
     def prompt_tokens(self) -> int | None:
         """Prompt tokens by usage, or None."""
         return self._usage("prompt_tokens")

@@ -840,8 +840,26 @@ class Verifier:
         if exc.kind == _http.TOTAL_TIMEOUT:
             if count > max_tokens:
                 return _Stop(_verdicts.GARBAGE, "it sent {0} pieces and did not end, max_tokens was {1}".format(count, max_tokens))
-            return self._slow_stop(transcript, now)
+            return self._late_stop(transcript, exc, now, max_tokens)
         return _error_stop(exc)
+
+    def _late_stop(self, transcript: _sse.Transcript, exc: _http.HttpError, now: float, max_tokens: int) -> _Stop:
+        """What it means that an answer was not complete when its time was up: slow only where a limit of speed is broken."""
+        count, floor, limit = transcript.token_events, self._acceptance.floor_decode_tokens_per_s, self._acceptance.ttft_limit_s
+        silence = now - transcript.last_token_at
+        if count > 2 and silence > max(self._limits.slow_window_s, (now - transcript.sent_at) / 2):
+            return _Stop(_verdicts.STALLED, "{0}; it stopped after {1} tokens, {2:.1f} s before".format(exc, count, silence))
+        rate = transcript.events_per_s(now) if count > 2 else count / (now - transcript.sent_at)
+        if rate < floor:
+            return self._slow_stop(transcript, now)
+        said = "{0}; {1} pieces of text came, {2:.2g} a second".format(exc, count, rate)
+        if transcript.ttft_s > limit:
+            return _Stop(_verdicts.SLOW, "{0}, the first after {1:.2f} s, the limit is {2:g} s".format(said, transcript.ttft_s, limit))
+        return _Stop(
+            _verdicts.NO_VERDICT,
+            "{0}, and the floor of {1:g} tokens/s is not broken: the time is too short for {2} tokens; raise request_s, or lower "
+            "this check's max_tokens".format(said, floor, max_tokens),
+        )
 
     def _hopeless(self, transcript: _sse.Transcript, at: float) -> bool:
         first = transcript.ttft_s

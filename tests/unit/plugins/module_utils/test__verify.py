@@ -18,7 +18,7 @@ from faults.engines.scripted import BEHAVIOURS, Engine
 from faults.zoo.animals import ODDITIES, Instead, Models, Says
 from faults.zoo.engine import HANG, Behaviour, Zoo
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _card_use, _docker, _verify
+from ansible_collections.ironserve.llm.plugins.module_utils import _card_use, _docker, _http, _sse, _verify
 from ansible_collections.ironserve.llm.plugins.module_utils._endpoints import Endpoint
 from ansible_collections.ironserve.llm.plugins.module_utils._errors import LLMError
 
@@ -610,3 +610,40 @@ def test_wrong_answers_that_are_equal_and_forgiven_stay_forgiven():
         proof = prove(zoo, {"checks": questions, "not_applicable": NO_SPEED, "exact_pass_share": 0.3}, model="zoo")
     assert proof.ok, proof.evidence
     assert [check["status"] for check in proof.checks if check["check"] == "exact"] == ["warn", "warn", "pass"]
+
+
+@pytest.mark.parametrize(
+    ("at", "verdict", "said"),
+    [
+        # Seconds before the cut at which pieces came; the request was sent 20 s before it. The floor is 5 tokens/s, the first token has 0.5 s.
+        (
+            [19.8 - 0.1 * n for n in range(190)],
+            "unknown",
+            "190 pieces of text came, 9.5 a second, and the floor of 5 tokens/s is not broken",
+        ),
+        ([19.8 - 0.5 * n for n in range(39)], "slow", "1.9 tokens/s (39 tokens in 20.0 s), the floor is 5 tokens/s"),
+        ([19.8 - 1.0 * n for n in range(20)], "slow", "0.96 tokens/s (20 tokens in 20.0 s), the floor is 5 tokens/s"),
+        ([12.0], "slow", "0.05 tokens/s (1 tokens in 20.0 s), the floor is 5 tokens/s"),
+        ([8.0 - 0.1 * n for n in range(79)], "slow", "the first after 12.00 s, the limit is 0.5 s"),
+        ([19.8 - 0.01 * n for n in range(60)], "stalled", "it stopped after 60 tokens, 19.2 s before"),
+    ],
+)
+def test_what_a_cut_request_is_called_and_why_are_one_truth(monkeypatch, at, verdict, said):
+    end = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: end)
+    verifier = _verify.Verifier(Endpoint("r0", "http://127.0.0.1:1"), "m", _verify.read_acceptance(ACCEPTANCE), LIMITS)
+    transcript = _sse.Transcript(end - 20.0)
+    for before in at:
+        transcript.feed(end - before, b'data: {"choices": [{"delta": {"content": "a "}}]}\n\n')
+    cut = _http.HttpError(_http.TOTAL_TIMEOUT, "http://127.0.0.1:1", "the answer was not complete after 20 s")
+    stop = verifier._cut_stop(transcript, cut, 512)
+    assert (stop.sign, said in stop.detail) == (verdict, True), stop.detail
+
+
+def test_an_answer_that_was_cut_while_it_came_fast_enough_is_not_called_slow():
+    bread = [{"check": "quality", "id": "bread", "language": "en", "prompt": "Tell me about bread.", "max_tokens": 128}]
+    acceptance = changed(ttft_limit_s=10, checks=ACCEPTANCE["checks"][:1] + bread)
+    with Zoo(Behaviour(), ("--decode-tokens-per-s", "40")) as zoo:
+        proof = prove(zoo, acceptance, _verify.Limits(first_token_s=10, request_s=1.5), model="zoo")
+    assert proof.verdict == "unknown", proof.evidence
+    assert re.search("quality bread: .*not complete after 1.5 s; [0-9]+ pieces .*raise request_s", proof.evidence[0])
