@@ -201,14 +201,29 @@ class Transcript:
         self.sent_at = sent_at
         self.events = []
         self._decoder = Decoder()
+        # What is asked after every chunk, which may be one byte long, is kept: looking through all events again would be quadratic.
+        self._tokens = []
+        self._done = False
+        self._error = ""
 
     def feed(self, at: float, chunk: bytes) -> None:
         """Take bytes that were in hand at monotonic second ``at``."""
-        self.events.extend(parse(at, data) for data in self._decoder.feed(chunk))
+        self._take(at, self._decoder.feed(chunk))
 
     def close(self, at: float) -> None:
         """Say that no more bytes will come."""
-        self.events.extend(parse(at, data) for data in self._decoder.close())
+        self._take(at, self._decoder.close())
+
+    def _take(self, at: float, found: list[str]) -> None:
+        for data in found:
+            event = parse(at, data)
+            self.events.append(event)
+            if event.kinds & TOKEN_KINDS:
+                self._tokens.append(event)
+            if DONE in event.kinds:
+                self._done = True
+            if ERROR in event.kinds and not self._error:
+                self._error = event.error
 
     def _join(self, channel: str) -> str:
         return "".join(getattr(event, channel) for event in self.events)
@@ -254,31 +269,27 @@ class Transcript:
     @property
     def done(self) -> bool:
         """Whether the stream ended with ``[DONE]``."""
-        return any(DONE in event.kinds for event in self.events)
+        return self._done
 
     @property
     def error(self) -> str:
         """The text of the first error event inside the stream, or an empty string."""
-        found = [event.error for event in self.events if ERROR in event.kinds]
-        return found[0] if found else ""
+        return self._error
 
     @property
     def malformed(self) -> list[str]:
         """The data of events that are no JSON object."""
         return [event.error for event in self.events if MALFORMED in event.kinds]
 
-    def _tokens(self) -> list[Event]:
-        return [event for event in self.events if event.kinds & TOKEN_KINDS]
-
     @property
     def token_events(self) -> int:
         """Events that carried generated tokens; under speculation one event holds several tokens."""
-        return len(self._tokens())
+        return len(self._tokens)
 
     @property
     def last_token_at(self) -> float:
         """Monotonic second of the last event with generated tokens; when the request was sent, before the first."""
-        tokens = self._tokens()
+        tokens = self._tokens
         return tokens[-1].at if tokens else self.sent_at
 
     @property
@@ -301,7 +312,7 @@ class Transcript:
     @property
     def ttft_s(self) -> float | None:
         """Seconds to the first token of any channel; a role-only event is no token."""
-        return self._since_sent(self._tokens())
+        return self._since_sent(self._tokens)
 
     @property
     def ttft_content_s(self) -> float | None:
@@ -316,7 +327,7 @@ class Transcript:
     @property
     def decode_s(self) -> float | None:
         """Seconds from the first token to the last event with choices (a trailing usage event does not count)."""
-        tokens = self._tokens()
+        tokens = self._tokens
         last = [event for event in self.events if event.has_choices]
         return last[-1].at - tokens[0].at if tokens and last else None
 
@@ -331,7 +342,7 @@ class Transcript:
 
     def events_per_s(self, until: float) -> float | None:
         """Token events per second from the first one up to monotonic second ``until``: the figure of a cut stream."""
-        tokens = self._tokens()
+        tokens = self._tokens
         if not tokens or until <= tokens[0].at:
             return None
         return (len(tokens) - 1) / (until - tokens[0].at)

@@ -206,7 +206,7 @@ def test_tool_calls_are_put_together_by_their_index():
         [{"index": 0, "function": {"arguments": ": 1}"}}, "junk", {"index": 0, "function": None}],
     ]
     for piece in pieces:
-        transcript.events.append(_sse.parse(1.0, json.dumps({"choices": [{"delta": {"tool_calls": piece}}]})))
+        transcript.feed(1.0, "data: {0}\n\n".format(json.dumps({"choices": [{"delta": {"tool_calls": piece}}]})).encode())
     assert transcript.calls == [
         {"id": "a", "name": "read_meter", "arguments": '{"m": 1}'},
         {"id": "b", "name": "stop", "arguments": "{}"},
@@ -227,5 +227,32 @@ def test_tool_calls_are_put_together_by_their_index():
 )
 def test_the_name_of_the_reasoning_field_is_kept(delta, text, fields):
     transcript = _sse.Transcript(0.0)
-    transcript.events.append(_sse.parse(1.0, json.dumps({"choices": [{"delta": delta}]})))
+    transcript.feed(1.0, "data: {0}\n\n".format(json.dumps({"choices": [{"delta": delta}]})).encode())
     assert (transcript.reasoning, transcript.reasoning_fields) == (text, fields)
+
+
+class Once(list):
+    """A list that may grow and be asked for its end, but not be looked through."""
+
+    def __iter__(self):
+        raise AssertionError("looked through all events again")
+
+
+def test_what_is_asked_after_every_byte_looks_at_no_event_twice():
+    """An answer without chunks comes byte by byte, and the proof asks after each whether it is over and fast enough."""
+    text = b'data: {"choices": [{"delta": {"role": "assistant"}}]}\n\n'
+    text += b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n' * 5 + b"data: [DONE]\n\n"
+    whole, bitwise = _sse.Transcript(0.0), _sse.Transcript(0.0)
+    bitwise.events = Once()
+    seen = []
+    for index in range(len(text)):
+        bitwise.feed(1.0 + index, text[index : index + 1])
+        asked = (bitwise.done, bitwise.error, bitwise.token_events, bitwise.ttft_s, bitwise.events_per_s(2.0 + index))
+        seen.append((bitwise.token_events, bitwise.done))
+        assert len(asked) == 5
+    assert sorted(set(seen)) == [(0, False), (1, False), (2, False), (3, False), (4, False), (5, False), (5, True)]
+    whole.feed(1.0, text)
+    bitwise.events = [*list.__iter__(bitwise.events)]
+    same = ("content", "finish", "done", "error", "malformed", "token_events", "calls")
+    assert [getattr(bitwise, name) for name in same] == [getattr(whole, name) for name in same]
+    assert [event.kinds for event in bitwise.events] == [event.kinds for event in whole.events]
