@@ -14,6 +14,7 @@ counted when they look like damaged ones. Exit status: 0, 1 when there was no re
 from __future__ import annotations
 
 import json
+import math
 import sys
 
 HEAD = ("key", "model", "requests", "failed", "refused", "bytes", "first byte s", "all s")
@@ -50,7 +51,9 @@ def usage(lines: list[str]) -> tuple[list[dict[str, object]], int]:
             if found is None:
                 continue
             numbers = [float(found[name]) for name in ("status", "first_byte_ms", "total_ms", "bytes")]
-        except (ValueError, TypeError):
+            if not all(math.isfinite(number) for number in numbers):
+                raise ValueError("a number has no end")
+        except (ValueError, TypeError, OverflowError, RecursionError):
             damaged += 1
             continue
         name = (str(found["key"]), str(found["model"]))
@@ -94,6 +97,9 @@ def main(arguments: list[str]) -> int:
     if arguments not in ([], ["--json"]):
         sys.stderr.write("usage: usage.py [--json] < access log\n")
         return 2
+    # What the encoding of this terminal does not know must not cost the whole report.
+    for stream in (sys.stdin, sys.stdout):
+        stream.reconfigure(errors="replace")
     rows, damaged = usage(sys.stdin.readlines())
     sys.stdout.write(json.dumps(rows, indent=1) + "\n" if arguments else table(rows))
     if damaged:

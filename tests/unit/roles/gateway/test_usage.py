@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -68,11 +69,35 @@ def test_a_table_for_people() -> None:
     ]
 
 
-@pytest.mark.parametrize("bad", ['{"time":"30/Nov', '{"time":"x","key":"a"}', line("a", "m").replace("200", '"many"')])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '{"time":"30/Nov',
+        '{"time":"x","key":"a"}',
+        line("a", "m").replace("200", '"many"'),
+        line("a", "m").replace('"bytes":50', '"bytes":1e999'),
+        line("a", "m").replace('"bytes":50', '"bytes":NaN'),
+        line("a", "m").replace('"bytes":50', '"bytes":1' + "0" * 400),
+        '{"time":' + "[" * 100000,
+    ],
+    ids=["cut", "short", "word", "infinite", "nan", "huge", "deep"],
+)
 def test_a_damaged_line_is_said_and_not_guessed(bad: str) -> None:
     result = run(LOG[0], bad)
     assert result.stderr == "1 lines could not be read and were left out\n"
     assert len(result.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("model", [b"m\xff", b"m\\ud800"], ids=["no text", "half a character"])
+def test_a_model_that_cannot_be_written_costs_no_report(model: bytes) -> None:
+    log = LOG[0].encode() + b"\n" + line("odd", "MODEL").encode().replace(b"MODEL", model) + b"\n"
+    environment = dict(os.environ, PYTHONIOENCODING="utf-8:strict")
+    result = subprocess.run([sys.executable, str(SCRIPT)], input=log, capture_output=True, env=environment, check=False, timeout=30)
+    assert (result.returncode, result.stderr) == (0, b"")
+    rows = [row.split()[:3] for row in result.stdout.decode().splitlines()[1:]]
+    assert rows[0] == ["chat", "m1", "1"]
+    assert rows[1][0] == "odd"
+    assert rows[1][2] == "1"
 
 
 def test_nothing_to_sum_up_is_no_success() -> None:
