@@ -216,10 +216,20 @@ def concurrency(prover: Any, item: dict) -> Found:
     return Found(good=good.format(crowd.asked, streams, seconds), figure=float(crowd.asked), unit="requests")
 
 
+def _settled(prover: Any, patience_s: float) -> dict:
+    """The engine's figures once it counts no running request, or after ``patience_s``: a busy machine counts a request that has just ended."""
+    until = time.monotonic() + patience_s
+    figures = prover.metrics()
+    while figures.get(_engine_metrics.RUNNING) and time.monotonic() < until:
+        time.sleep(0.05)
+        figures = prover.metrics()
+    return figures
+
+
 def cancel(prover: Any, item: dict) -> Found:
     """Hang up on ``streams`` running answers; the engine must free their slots within ``release_s``."""
     streams, release_s = streams_of(prover, item) or 1, float(item.get("release_s", RELEASE_S))
-    before = prover.metrics()
+    before = _settled(prover, release_s)
     with contextlib.ExitStack() as stack:
         for _number in range(streams):
             stream = stack.enter_context(
@@ -237,11 +247,8 @@ def cancel(prover: Any, item: dict) -> Found:
                     else "its end after {0} tokens".format(transcript.token_events)
                 )
                 return Found("there was no running answer to cancel, but {0}".format(why))
-    left = time.monotonic()
-    figures = prover.metrics()
-    while before.get(_engine_metrics.RUNNING) == 0 and figures.get(_engine_metrics.RUNNING) and time.monotonic() - left < release_s:
-        time.sleep(0.05)
-        figures = prover.metrics()
+    # Where others' requests run the whole time, its own can't be told by the count.
+    figures = _settled(prover, release_s) if before.get(_engine_metrics.RUNNING) == 0 else prover.metrics()
     if before.get(_engine_metrics.RUNNING) == 0 and figures.get(_engine_metrics.RUNNING):
         return Found(
             "{0:.0f} of {1} cancelled answers still hold their slot {2:g} s after the client hung up ({3})".format(

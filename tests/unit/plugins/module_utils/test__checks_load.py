@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 
 import pytest
 from faults.zoo.prover import Prover, said
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _checks_load
+from ansible_collections.ironserve.llm.plugins.module_utils import _checks_load, _engine_metrics
 
 
 def tokens(text):
@@ -233,3 +234,21 @@ def test_a_context_that_is_known_to_be_shorter_is_no_failure_and_is_said():
     assert (found.status, prover.asked) == ("not_applicable", [])
     assert found.good == "the engine runs with a context of 32768 tokens, 40000 are asked for here"
     assert _checks_load.long_context(Prover(finds, context=44000), {"tokens": 40000}).figure >= 40000
+
+
+def test_a_request_that_is_counted_a_moment_longer_does_not_keep_the_cancelled_from_being_counted():
+    """With every slot leaked, the next answer would be judged by time: the engine's own count says it on any machine."""
+    figures = iter([{_engine_metrics.RUNNING: 1.0}, {_engine_metrics.RUNNING: 0.0}])
+    asked = []
+
+    class Counted:
+        def metrics(self):
+            asked.append(1)
+            return next(figures)
+
+    assert _checks_load._settled(Counted(), 60.0) == {_engine_metrics.RUNNING: 0.0}
+    assert len(asked) == 2
+    figures = itertools.repeat({_engine_metrics.RUNNING: 1.0})
+    assert _checks_load._settled(Counted(), 0.0) == {_engine_metrics.RUNNING: 1.0}
+    figures = iter([{}])
+    assert _checks_load._settled(Counted(), 60.0) == {}
