@@ -7,8 +7,9 @@
     journalctl -u ironserve-gateway -o cat --since today | python3 usage.py
 
 One line for each key and model: requests, those that failed (status 400 and above), those that were refused before any replica got
-them, bytes answered, the median time to the first byte and to the last in seconds. Lines that are no requests are passed over, and
-counted when they look like damaged ones. Exit status: 0, 1 when there was no request, 2 for wrong arguments.
+them, answers that began well and were cut before their end, those that the client did not wait for, bytes answered, the median time
+to the first byte and to the last in seconds. Lines that are no requests are passed over, and counted when they look like damaged ones.
+Exit status: 0, 1 when there was no request, 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterable
 
-HEAD = ("key", "model", "requests", "failed", "refused", "bytes", "first byte s", "all s")
+COUNTS = ("requests", "failed", "refused", "cut", "left", "bytes")
+HEAD = ("key", "model", *COUNTS, "first byte s", "all s")
 NEEDED = ("key", "model", "status", "server", "first_byte_ms", "total_ms", "bytes")
 
 
@@ -41,7 +44,7 @@ def record(line: str) -> dict[str, object] | None:
     return found
 
 
-def usage(lines: list[str]) -> tuple[list[dict[str, object]], int]:
+def usage(lines: Iterable[str]) -> tuple[list[dict[str, object]], int]:
     """Return one element for each key and model, the most requests first, and the number of damaged lines."""
     groups: dict[tuple[str, str], dict[str, object]] = {}
     damaged = 0
@@ -57,10 +60,15 @@ def usage(lines: list[str]) -> tuple[list[dict[str, object]], int]:
             damaged += 1
             continue
         name = (str(found["key"]), str(found["model"]))
-        group = groups.setdefault(name, {"requests": 0, "failed": 0, "refused": 0, "bytes": 0, "first": [], "all": []})
+        group = groups.setdefault(name, {**dict.fromkeys(COUNTS, 0), "first": [], "all": []})
         group["requests"] += 1
         group["failed"] += numbers[0] >= 400 or numbers[0] < 0
         group["refused"] += found["server"] == "<NOSRV>" and numbers[0] >= 400
+        # How a request ended, by HAProxy: "-" well, "C" and "c" by the client, any other letter not as it should. By nginx: "OK", or nothing,
+        # whoever ended it.
+        end = str(found.get("end", "-"))[:1]
+        group["left"] += numbers[0] < 400 and end in ("C", "c")
+        group["cut"] += numbers[0] < 400 and end not in ("-", "O", "C", "c")
         group["bytes"] += int(numbers[3])
         # -1 is a time that never came.
         if numbers[1] >= 0:
@@ -71,7 +79,7 @@ def usage(lines: list[str]) -> tuple[list[dict[str, object]], int]:
     for name in sorted(groups, key=lambda item: (-groups[item]["requests"], item)):
         group = groups[name]
         row = {"key": name[0], "model": name[1]}
-        row.update((field, group[field]) for field in ("requests", "failed", "refused", "bytes"))
+        row.update((field, group[field]) for field in COUNTS)
         row.update(first_byte_s=median(group["first"]), all_s=median(group["all"]))
         rows.append(row)
     return rows, damaged
@@ -82,7 +90,7 @@ def table(rows: list[dict[str, object]]) -> str:
     cells = [HEAD]
     for row in rows:
         times = ["-" if row[name] is None else "{0:.2f}".format(row[name]) for name in ("first_byte_s", "all_s")]
-        cells.append(tuple([str(row[name]) for name in ("key", "model", "requests", "failed", "refused", "bytes")] + times))
+        cells.append(tuple([str(row[name]) for name in ("key", "model", *COUNTS)] + times))
     widths = [max(len(line[place]) for line in cells) for place in range(len(HEAD))]
     # Names to the left, figures to the right.
     shown = []
@@ -100,7 +108,7 @@ def main(arguments: list[str]) -> int:
     # What the encoding of this terminal does not know must not cost the whole report.
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(errors="replace")
-    rows, damaged = usage(sys.stdin.readlines())
+    rows, damaged = usage(sys.stdin)
     sys.stdout.write(json.dumps(rows, indent=1) + "\n" if arguments else table(rows))
     if damaged:
         sys.stderr.write("{0} lines could not be read and were left out\n".format(damaged))

@@ -54,18 +54,51 @@ def test_sums_by_key_and_model() -> None:
     assert result.returncode == 0
     assert result.stderr == ""
     assert json.loads(result.stdout) == [
-        {"key": "chat", "model": "m1", "requests": 3, "failed": 0, "refused": 0, "bytes": 600, "first_byte_s": 0.2, "all_s": 2.0},
-        {"key": "search", "model": "m1", "requests": 2, "failed": 2, "refused": 1, "bytes": 100, "first_byte_s": None, "all_s": 0.02},
-        {"key": "chat", "model": "m2", "requests": 1, "failed": 0, "refused": 0, "bytes": 50, "first_byte_s": 0.1, "all_s": 0.4},
+        {
+            "key": "chat",
+            "model": "m1",
+            "requests": 3,
+            "failed": 0,
+            "refused": 0,
+            "cut": 0,
+            "left": 0,
+            "bytes": 600,
+            "first_byte_s": 0.2,
+            "all_s": 2.0,
+        },
+        {
+            "key": "search",
+            "model": "m1",
+            "requests": 2,
+            "failed": 2,
+            "refused": 1,
+            "cut": 0,
+            "left": 0,
+            "bytes": 100,
+            "first_byte_s": None,
+            "all_s": 0.02,
+        },
+        {
+            "key": "chat",
+            "model": "m2",
+            "requests": 1,
+            "failed": 0,
+            "refused": 0,
+            "cut": 0,
+            "left": 0,
+            "bytes": 50,
+            "first_byte_s": 0.1,
+            "all_s": 0.4,
+        },
     ]
 
 
 def test_a_table_for_people() -> None:
     assert run(*LOG).stdout.splitlines() == [
-        "key     model  requests  failed  refused  bytes  first byte s  all s",
-        "chat    m1            3       0        0    600          0.20   2.00",
-        "search  m1            2       2        1    100             -   0.02",
-        "chat    m2            1       0        0     50          0.10   0.40",
+        "key     model  requests  failed  refused  cut  left  bytes  first byte s  all s",
+        "chat    m1            3       0        0    0     0    600          0.20   2.00",
+        "search  m1            2       2        1    0     0    100             -   0.02",
+        "chat    m2            1       0        0    0     0     50          0.10   0.40",
     ]
 
 
@@ -104,3 +137,25 @@ def test_nothing_to_sum_up_is_no_success() -> None:
     assert run("Proxy started.").returncode == 1
     assert "is gateway_access_log true?" in run("").stderr
     assert run(*LOG, arguments=("--help",)).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("end", "cut", "left"),
+    [
+        ("----", 0, 0),
+        ("SD--", 1, 0),
+        ("sD--", 1, 0),
+        ("KD--", 1, 0),
+        ("CD--", 0, 1),
+        ("cD--", 0, 1),
+        ("OK", 0, 0),
+        ("", 1, 0),
+        (None, 0, 0),
+    ],
+)
+def test_an_answer_that_began_well_and_was_cut_is_no_success(end: str | None, cut: int, left: int) -> None:
+    entry = {"time": "x", "key": "k", "model": "m", "status": 200, "server": "n-c0", "first_byte_ms": 100, "total_ms": 1000, "bytes": 50}
+    if end is not None:
+        entry["end"] = end
+    (row,) = json.loads(run(json.dumps(entry, separators=(",", ":")), arguments=("--json",)).stdout)
+    assert (row["requests"], row["failed"], row["cut"], row["left"]) == (1, 0, cut, left)
