@@ -109,7 +109,7 @@ class PlanInput:
         weights_found: what lies on the host, as ``_tensor_sizes.read`` gives it; empty when that is not known, and the recipe's figures count.
         key_file: the engine key's 0600 file on the host.
         key_id: fingerprint of the key, so that a new key is a new spec; empty when not known yet.
-        cache_dir: directory on the host that holds one cache directory per replica.
+        cache_dir: directory on the host that holds one cache directory per replica and image.
         files_dir: directory on the host that holds the files which lie over an image's own.
         port_base: port of the first card group.
         uid: numeric user and group the engines run as.
@@ -599,7 +599,8 @@ def container_spec(data: PlanInput, settings: dict[str, Any], number: int, membe
         "mounts": [
             {"source": data.weights_path, "target": WEIGHTS_TARGET, "read_only": True},
             {
-                "source": "{0}/c{1}".format(data.cache_dir, members[0]["index"]),
+                # One for each image: what another one compiled is neither found nor trusted, and the way back finds its own.
+                "source": "{0}/c{1}/{2}".format(data.cache_dir, members[0]["index"], hashlib.sha256(data.image.encode()).hexdigest()[:12]),
                 "target": CACHE_TARGET,
                 "read_only": False,
                 "owner": data.uid,

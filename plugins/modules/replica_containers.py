@@ -141,6 +141,7 @@ predecessors:
 import concurrent.futures
 import json
 import os
+import shutil
 import socket
 from typing import Any
 
@@ -186,18 +187,40 @@ def holds_port(inspected: dict[str, Any] | None, port: int) -> bool:
     return any(item["HostPort"] == str(port) for items in bindings.values() for item in items or [])
 
 
+def cache_dirs(spec: dict[str, Any], below: str) -> list[tuple[str, int]]:
+    """The private cache directories of one replica with their owners: ``<below>/<replica>/<image>``."""
+    found = []
+    for mount in spec["mounts"]:
+        if mount.get("owner") is None:
+            continue
+        path = os.path.abspath(mount["source"])
+        if os.path.dirname(os.path.dirname(path)) != os.path.abspath(below):
+            raise LLMError("cache directory {0} is not <replica>/<image> below {1}".format(path, below))
+        found.append((path, int(mount["owner"])))
+    return found
+
+
 def make_cache_dirs(spec: dict[str, Any], below: str) -> None:
     """Make the private cache directories of one replica; a compile cache can carry code, so nobody else may write there."""
-    for mount in spec["mounts"]:
-        owner = mount.get("owner")
-        if owner is None:
-            continue
-        path = mount["source"]
-        if os.path.commonpath([os.path.abspath(path), os.path.abspath(below)]) != os.path.abspath(below):
-            raise LLMError("cache directory {0} is not below {1}".format(path, below))
+    for path, owner in cache_dirs(spec, below):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.chmod(os.path.dirname(path), 0o700)
         os.makedirs(path, mode=0o700, exist_ok=True)
         os.chmod(path, 0o700)
-        os.chown(path, int(owner), int(owner))
+        os.chown(path, owner, owner)
+
+
+def drop_old_caches(spec: dict[str, Any], below: str) -> None:
+    """Remove what other images than the present one cached for a replica: nothing runs any more that would use it."""
+    for path, _owner in cache_dirs(spec, below):
+        with os.scandir(os.path.dirname(path)) as entries:
+            for entry in entries:
+                if entry.name == os.path.basename(path):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path)
+                else:
+                    os.unlink(entry.path)
 
 
 def cards_of(spec: dict[str, Any]) -> list[str]:
@@ -245,6 +268,7 @@ def apply(client: Any, spec: dict[str, Any], action: str, cache_dir: str, freedo
         client.rename(previous, name)
     elif action == _containers.COMMIT:
         _docker.remove(client, previous)
+        drop_old_caches(spec, cache_dir)
     elif action == _containers.REMOVE:
         if _docker.inspect(client, name):
             _docker.stop(client, name, grace)

@@ -74,7 +74,7 @@ options:
     type: str
     default: ""
   cache_dir:
-    description: Directory on the host with one cache directory per replica.
+    description: Directory on the host with one cache directory per replica and image.
     type: path
     required: true
   files_dir:

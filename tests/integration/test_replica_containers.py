@@ -114,7 +114,12 @@ def make_spec(image, client, tmp_path):
             "environment": {"HOME": "/cache"},
             "mounts": [
                 {"source": str(tmp_path / "weights"), "target": "/models", "read_only": True},
-                {"source": str(tmp_path / "cache" / "c{0}".format(number)), "target": "/cache", "read_only": False, "owner": 64064},
+                {
+                    "source": str(tmp_path / "cache" / "c{0}".format(number) / "image"),
+                    "target": "/cache",
+                    "read_only": False,
+                    "owner": 64064,
+                },
                 {"source": str(tmp_path / "engine.key"), "target": "/run/secrets/engine.key", "read_only": True},
             ],
             "devices": [],
@@ -235,7 +240,7 @@ def test_rights_as_the_engine_sees_them(client, make_spec, module, tmp_path):
         "/run/secrets/engine.key": False,
     }
     assert "a-secret-word" not in str(found)
-    status = (tmp_path / "cache" / "c0").stat()
+    status = (tmp_path / "cache" / "c0" / "image").stat()
     assert (status.st_uid, status.st_mode & 0o777) == (64064, 0o700)
 
 
@@ -389,7 +394,7 @@ def test_a_full_disk_is_called_so(client, make_spec, module, messages, tmp_path)
     cache = tmp_path / "cache"
     cache.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=2", "tmpfs", str(cache)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=3", "tmpfs", str(cache)], capture_output=True, text=True, check=False
     )
     if mounted.returncode:
         pytest.skip("no file system can be mounted here: {0}".format(mounted.stderr.strip()))

@@ -150,16 +150,37 @@ def test_cache_directory_is_private_and_the_engines(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("giving a directory to another user takes root")
     below = tmp_path / "cache"
-    replica_containers.make_cache_dirs(spec(mounts=[{"source": str(below / "c0"), "owner": 64064}, {"source": "/nowhere"}]), str(below))
-    status = (below / "c0").stat()
-    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (64064, 64064, 0o700)
+    wanted = spec(mounts=[{"source": str(below / "c0/abc"), "owner": 64064}, {"source": "/nowhere"}])
+    replica_containers.make_cache_dirs(wanted, str(below))
+    for path, owner in ((below / "c0", 0), (below / "c0/abc", 64064)):
+        status = path.stat()
+        assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (owner, owner, 0o700)
 
 
-@pytest.mark.parametrize("path", ["elsewhere", "cache/../elsewhere", "cache-of-another/c0"])
-def test_no_directory_is_made_elsewhere(tmp_path, path):
-    with pytest.raises(LLMError, match="is not below"):
-        replica_containers.make_cache_dirs(spec(mounts=[{"source": str(tmp_path / path), "owner": 64064}]), str(tmp_path / "cache"))
+@pytest.mark.parametrize(
+    "path", ["elsewhere", "elsewhere/a/b", "cache", "cache/c0", "cache/c0/a/b", "cache/../elsewhere/a", "cache-of-another/c0/a"]
+)
+def test_no_directory_is_made_or_emptied_elsewhere(tmp_path, path):
+    wanted = spec(mounts=[{"source": str(tmp_path / path), "owner": 64064}])
+    for act in (replica_containers.make_cache_dirs, replica_containers.drop_old_caches):
+        with pytest.raises(LLMError, match="below"):
+            act(wanted, str(tmp_path / "cache"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_proved_image_s_cache_is_kept_and_nothing_behind_links_is_lost(tmp_path):
+    below, treasure = tmp_path / "cache", tmp_path / "treasure"
+    for path in (below / "c0/old/inductor/kernel", below / "c0/new/kernel", below / "c1/old/kernel", treasure / "kept"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    (below / "c0/link").symlink_to(treasure)
+    (below / "c0/of-an-older-version").write_text("x")
+    replica_containers.drop_old_caches(spec(mounts=[{"source": str(below / "c0/new"), "owner": 64064}]), str(below))
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
+        "cache/c0/new/kernel",
+        "cache/c1/old/kernel",
+        "treasure/kept",
+    ]
 
 
 # Cards are free before the next engine starts on them
