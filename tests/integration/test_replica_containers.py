@@ -157,6 +157,8 @@ def module(tmp_path):
     def run(specs, state="present", check_mode=False, neighbours=()):
         params = {"specs": specs, "state": state, "cache_dir": str(tmp_path / "cache"), "socket": _docker.DEFAULT_SOCKET}
         params["neighbours"] = list(neighbours)
+        # No card but cores, which nobody waits for.
+        params.update(card_tools={}, idle_mib=0, free_timeout_s=0)
         return replica_containers.run(params, check_mode)
 
     return run
