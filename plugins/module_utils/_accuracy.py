@@ -138,7 +138,8 @@ def _text(value: Fraction | None) -> str | None:
 def judge(problems: Sequence[Problem], answers: Sequence[tuple[str, str]], recorded: float | None, tolerance: float) -> dict[str, Any]:
     """Score answers, each ``(text, error)``, and hold the score against the ``recorded`` one.
 
-    Returns ``score``, ``right``, ``count``, ``interval``, ``by_language``, ``wrong`` (question, expected, found, said), ``errors``, ``ok`` and ``why``.
+    Returns ``score``, ``right``, ``count``, ``recorded``, ``tolerance``, ``interval``, ``by_language``, ``wrong`` (question, expected, found,
+    said), ``errors``, ``ok`` and ``why``.
     ``ok`` is None without a recorded score, False when a question was not answered at all: that is no score.
     """
     wrong, errors = [], []
@@ -169,6 +170,8 @@ def judge(problems: Sequence[Problem], answers: Sequence[tuple[str, str]], recor
         "score": score,
         "right": right,
         "count": count,
+        "recorded": recorded,
+        "tolerance": tolerance,
         "interval": None if errors else [round(value, 4) for value in interval(right, count)],
         "by_language": {language: pair[0] / pair[1] for language, pair in counts.items() if pair[1]} if not errors else None,
         "wrong": wrong,

@@ -426,6 +426,26 @@ def check_fleet(fleet: list) -> None:
             _check_member(place, replica, "environment", _MAPPING)
 
 
+def check_accuracy(rows: list) -> None:
+    """Raise LLMError naming the endpoint and the key where ``rows`` are not what ``inference_accuracy`` returns, or contradict themselves."""
+    for index, row in enumerate(rows):
+        where = "accuracy[{0}]".format(index)
+        if not isinstance(row, dict) or not isinstance(row.get("name"), str) or not row["name"].strip():
+            raise LLMError("{0} must be a mapping with the endpoint's 'name'".format(where))
+        where = "{0} ({1})".format(where, clean(row["name"], 60))
+        for key in ("score", "recorded", "tolerance", "right", "count"):
+            _check_member(where, row, key, _NUMBER)
+        _check_member(where, row, "why", _TEXT)
+        _check_member(where, row, "errors", _LIST, _TEXT)
+        _check_member(where, row, "wrong", _LIST, _MAPPING)
+        for number, item in enumerate(row.get("wrong") or []):
+            _check_member("{0}, wrong[{1}]".format(where, number), item, "question", _TEXT)
+        if "ok" not in row or not (row["ok"] is None or isinstance(row["ok"], bool)):
+            raise LLMError("{0}: 'ok' must be true, false or null, not {1}".format(where, clean(repr(row.get("ok")), 60)))
+        if row["ok"] and score_at_odds(row):
+            raise LLMError("{0}: the verdict is ok, yet {1}: nothing is accepted on it, ask again".format(where, score_at_odds(row)))
+
+
 _COMPARED_STATUS = (_baseline.SAME, _baseline.BETTER, _baseline.WORSE, _baseline.UNCLEAR, _baseline.REFUSED, _baseline.NONE)
 
 
@@ -434,6 +454,78 @@ def check_comparison(comparison: dict) -> None:
     _check_word("comparison", comparison, "status", _COMPARED_STATUS)
     for key in ("differs", "figures"):
         _check_member("comparison", comparison, key, _LIST, _MAPPING)
+
+
+# ---- the score on word problems
+
+#: Wrong answers that a page or a text shows; the JSON has all of them.
+WRONG_SHOWN = 50
+
+_SCORE_CODES = {"ok": OK, "inaccurate": FAILED, "unanswered": FAILED, "unknown": COULD_NOT_TELL}
+_SCORE_STEPS = {
+    "inaccurate": "Compare with the same model unquantized, or with enhancements off: one of them lost some of its mind. Where another score is "
+    "right, such as with another set, record that one",
+    "unanswered": "Read the logs of gateway and engine for these requests, or ask fewer at a time",
+    "unknown": "Remove the cause and ask again",
+}
+
+
+def score_at_odds(row: dict) -> str:
+    """Why the verdict ``ok`` of a score can't be believed; empty when score and record bear it out."""
+    if row.get("errors"):
+        return "{0} of its questions were not answered".format(len(row["errors"]))
+    for key in ("score", "recorded", "tolerance"):
+        if not is_number(row.get(key)):
+            return "it has no {0}".format(key)
+    # As it was judged: 0.8 less 0.1 is a little more than 0.7.
+    least = round(row["recorded"] - row["tolerance"], 9)
+    return "" if row["score"] >= least else "its score {0:g} is below {1:g}".format(row["score"], least)
+
+
+def score_verdict(row: dict) -> str:
+    """``ok``, ``inaccurate``, ``unanswered`` (some questions), ``unknown``, or ``not_judged`` where no score was recorded."""
+    told = is_number(row.get("score")) and not row.get("errors")
+    if row.get("ok") is None:
+        return "not_judged" if told and row.get("recorded") is None else "unknown"
+    if not row["ok"]:
+        return "inaccurate" if told else "unanswered"
+    return "unknown" if score_at_odds(row) else "ok"
+
+
+def percent(share: object) -> str:
+    """A share as percent, as the probe itself writes it."""
+    return "{0:.1f} %".format(100 * share) if is_number(share) else "–"
+
+
+def score_line(row: dict) -> str:
+    """A score in one line."""
+    return "{0} of {1} right; {2}".format(number(row.get("right")), number(row.get("count")), row.get("why") or "why is not known")
+
+
+def wrong_line(item: dict) -> str:
+    """A wrong answer in short."""
+    question = clean(" ".join(str(item.get("question", "")).split()), 100)
+    found = item.get("found")
+    return "{0} → {1}, not {2}".format(question, "no number" if found is None else clean(found, 60), clean(item.get("expected"), 60))
+
+
+def wrong_lines(row: dict, limit: int = WRONG_SHOWN) -> list:
+    """What was not answered, or not right, in short lines; the last one says how many are left out."""
+    told = list(row.get("errors") or []) + [wrong_line(item) for item in row.get("wrong") or []]
+    return told[:limit] + (["and {0} more, all are in the JSON form".format(len(told) - limit)] if len(told) > limit else [])
+
+
+def score_rows(rows: list) -> list:
+    """One row of texts per score: endpoint, verdict, score, right, questions, recorded, tolerance."""
+    return [
+        [str(row["name"]), score_verdict(row).replace("_", " "), percent(row.get("score"))]
+        + [number(row.get("right")), number(row.get("count")), percent(row.get("recorded"))]
+        + [percent(row.get("tolerance")) if is_number(row.get("recorded")) else "–"]
+        for row in rows
+    ]
+
+
+SCORE_HEAD = ("endpoint", "verdict", "score", "right", "questions", "recorded", "tolerance")
 
 
 # ---- the document
@@ -458,6 +550,12 @@ def proof_status(fleet: list, results: list) -> int:
     return worst(codes)
 
 
+def quality_status(fleet: list, results: list, accuracy: list, unscored: str) -> int:
+    """0, 1 or 2 of what was proved and scored, before any figure. A score that was only told counts for nothing."""
+    verdicts = [score_verdict(row) for row in accuracy] + (["unknown"] if unscored else [])
+    return worst([proof_status(fleet, results)] + [_SCORE_CODES[verdict] for verdict in verdicts if verdict != "not_judged"])
+
+
 def unproved(fleet: list, results: list) -> list:
     """Names of planned replicas of which nothing was found out."""
     judged = {result.get("name") for result in results}
@@ -473,6 +571,8 @@ def build(
     release: str = "",
     host: str = "",
     unmeasured: str = "",
+    accuracy: list | None = None,
+    unscored: str = "",
 ) -> dict:
     """Put everything together.
 
@@ -485,11 +585,15 @@ def build(
         release: id of the release record.
         host: the gateway's host.
         unmeasured: why there are no figures where some were asked for; such a run is not ok.
+        accuracy: what ``inference_accuracy`` returned per endpoint.
+        unscored: why there is no score where one was asked for; such a run is not ok.
 
     Returns ``{"format", "date", "status", "verdict", "ok", "counts", "lines", "release", "host", "fingerprint", "fingerprint_id", "fleet",
-    "unproved", "results", "benchmark", "unmeasured", "discarded", "baseline"}``. Figures of a run that failed are not in it.
+    "unproved", "results", "accuracy", "unscored", "benchmark", "unmeasured", "discarded", "baseline"}``. Figures of a run that failed are not
+    in it.
     """
-    proved = proof_status(fleet, results)
+    accuracy = accuracy or []
+    proved = quality_status(fleet, results, accuracy, unscored)
     codes = [proved]
     discarded = ""
     if benchmark:
@@ -510,7 +614,7 @@ def build(
         "date": date,
         "status": status,
         "verdict": WORDS[status],
-        # As the first version of this report had it: whether every endpoint proved itself.
+        # Whether every endpoint proved itself and no score stands against it, whatever the figures say.
         "ok": proved == OK,
         "counts": {
             "endpoints": len(results),
@@ -526,6 +630,8 @@ def build(
         "fleet": fleet,
         "unproved": unproved(fleet, results),
         "results": results,
+        "accuracy": accuracy,
+        "unscored": unscored,
         "benchmark": None if discarded or not benchmark else _without_requests(benchmark),
         "unmeasured": unmeasured,
         "discarded": discarded,
@@ -548,6 +654,15 @@ def headline(report: dict) -> str:
     said = "{0} of {1} {2} proved real inference".format(
         counts["ok"], counts["endpoints"] + len(report["unproved"]), "endpoint" if counts["endpoints"] == 1 else "endpoints"
     )
+    verdicts = {score_verdict(row) for row in report["accuracy"]} | ({"unknown"} if report["unscored"] else set())
+    for verdict, words in (
+        ("inaccurate", "; not as accurate as recorded"),
+        ("unanswered", "; word problems were not answered"),
+        ("unknown", "; accuracy could not be told"),
+    ):
+        said += words if verdict in verdicts else ""
+    if verdicts == {"ok"}:
+        said += "; as accurate as recorded"
     if report["discarded"]:
         return said + "; the figures of this run are thrown away"
     if report["benchmark"] and not report["benchmark"].get("ok"):
@@ -600,6 +715,14 @@ def troubles(report: dict) -> list:
     if not report["results"] and not rows:
         step = "Check the inventory and the limits of this run"
         rows.append({"who": "fleet", "verdict": "unknown", "evidence": ["no endpoint was asked"], "next_step": step})
+    for row in report["accuracy"]:
+        verdict = score_verdict(row)
+        if verdict in _SCORE_STEPS:
+            # A few of them tell what it is like; the others have a section of their own.
+            told = [score_line(row)] + wrong_lines(row, 5)
+            rows.append({"who": _score_of(row), "verdict": verdict, "evidence": told, "next_step": _SCORE_STEPS[verdict]})
+    if report["unscored"]:
+        rows.append({"who": "accuracy", "verdict": "unknown", "evidence": [report["unscored"]], "next_step": _SCORE_STEPS["unknown"]})
     benchmark = report["benchmark"]
     if benchmark and not benchmark.get("ok"):
         reasons = []
@@ -621,6 +744,10 @@ def troubles(report: dict) -> list:
     return rows
 
 
+def _score_of(row: dict) -> str:
+    return "accuracy of {0}".format(row["name"])
+
+
 def lines(report: dict) -> list:
     """The report for a terminal."""
     text = ["acceptance: {0}. {1}".format(report["verdict"].upper() if report["status"] else report["verdict"], headline(report))]
@@ -631,6 +758,9 @@ def lines(report: dict) -> list:
             text.append("  … and {0} more".format(len(row["evidence"]) - 8))
         if row["next_step"]:
             text.append("  next: {0}".format(row["next_step"]))
+    for row in report["accuracy"]:
+        if score_verdict(row) not in _SCORE_STEPS:
+            text.append("{0}: {1}".format(_score_of(row), clean(score_line(row), 400)))
     baseline = report["baseline"]
     if baseline and baseline["status"] not in _BASELINE_STATUS:
         text.append("baseline: {0}".format(clean(baseline["detail"], 1000)))
@@ -686,6 +816,13 @@ def markdown(report: dict) -> str:
                 ]
             )
         )
+    if report["accuracy"]:
+        text += ["", "## Accuracy", "", _row(list(SCORE_HEAD)), "|---|---|--:|--:|--:|--:|--:|"]
+        text += [_row([markdown_text(cell) for cell in row]) for row in score_rows(report["accuracy"])]
+        for row in report["accuracy"]:
+            text += ["", "{0}: {1}".format(markdown_text(row["name"]), markdown_text(score_line(row)))]
+            told = wrong_lines(row)
+            text += ([""] if told else []) + ["- {0}".format(markdown_text(line)) for line in told]
     text += ["", "## What ran where", "", _row(["part", "value"]), "|---|---|"]
     text += [_row([key, markdown_text(value, 600)]) for key, value in report["fingerprint"].items()]
     text += ["", "Fingerprint {0}.".format(report["fingerprint_id"]), ""]
@@ -799,7 +936,7 @@ def _status_of(code: int) -> str:
 
 
 def junit(report: dict) -> str:
-    """The report as JUnit XML: a suite per endpoint, its verdict and its checks as cases; one for what is missing, one for speed."""
+    """The report as JUnit XML: a suite per endpoint, its verdict and its checks as cases; one for what is missing, one per score, one for speed."""
     root = ET.Element("testsuites", {"name": "acceptance"})
     properties = dict(report["fingerprint"], release=report["release"], verdict=report["verdict"], date=report["date"])
     for result in report["results"]:
@@ -821,6 +958,8 @@ def junit(report: dict) -> str:
     for row in report["fleet"]:
         if row["error"]:
             _case(suite, "fleet", "{0} was read".format(row["host"]), UNKNOWN, row["error"])
+    if report["unscored"]:
+        _case(suite, "fleet", "accuracy was scored", UNKNOWN, report["unscored"])
     if report["unmeasured"]:
         _case(suite, "fleet", "something was measured", UNKNOWN, report["unmeasured"])
     if report["discarded"]:
@@ -829,6 +968,18 @@ def junit(report: dict) -> str:
         good = bool(report["benchmark"].get("ok"))
         told = "\n".join(line for row in troubles(report) if row["who"] == "benchmark" for line in row["evidence"])
         _case(suite, "fleet", "figures may be used", PASS if good else UNKNOWN, "benchmark", told)
+    for row in report["accuracy"]:
+        verdict = score_verdict(row)
+        suite = ET.SubElement(root, "testsuite", {"name": clean(_score_of(row)), "timestamp": clean(report["date"])[:19]})
+        kept = ET.SubElement(suite, "properties")
+        for key in ("score", "recorded", "tolerance", "right", "count"):
+            ET.SubElement(kept, "property", {"name": key, "value": "" if row.get(key) is None else str(row[key])})
+        status = NOT_APPLICABLE if verdict == "not_judged" else _status_of(_SCORE_CODES[verdict])
+        told = "\n".join(wrong_lines(row))
+        _case(suite, _score_of(row), "score", status, score_line(row), told)
+        # A case that passed or was skipped has no room for them.
+        if told and status not in (FAIL, UNKNOWN):
+            ET.SubElement(suite, "system-out").text = clean(told)
     if report["baseline"]:
         suite = ET.SubElement(root, "testsuite", {"name": "baseline"})
         comparison = report["baseline"]

@@ -262,6 +262,9 @@ def tiles(report: dict) -> str:
         (_span([row.get("decode_tokens_per_s") for row in replicas]), "tokens/s of one stream, by replica"),
         (_span([row.get("card_use_pct") for row in replicas]), "% card use during the proof"),
     ]
+    scores = [row["score"] for row in report["accuracy"] if is_number(row.get("score"))]
+    if scores:
+        shown.append((escape(_report.percent(min(scores))), "word problems right" + (", at least" if len(scores) > 1 else "")))
     benchmark = report["benchmark"]
     if benchmark and benchmark.get("ok"):
         best = [
@@ -367,6 +370,24 @@ def _proof_plots(report: dict) -> str:
         else:
             drawn.append(figure(_plots.strip_chart(name, title, unit, rows, top=top), title, "replicas by value"))
     return _plots_of(drawn, len(rows) <= ROWS)
+
+
+# ---- accuracy
+
+
+def _accuracy(report: dict) -> str:
+    rows = []
+    for row, cells in zip(report["accuracy"], _report.score_rows(report["accuracy"])):
+        verdict = _report.score_verdict(row)
+        shown = chip("none" if verdict == "not_judged" else verdict, cells[1])
+        rows.append(["<bdi>{0}</bdi>".format(escape(cells[0])), shown] + [escape(cell) for cell in cells[2:]])
+    text = [table(list(_report.SCORE_HEAD), rows, numeric=(2, 3, 4, 5, 6))]
+    for row in report["accuracy"]:
+        text.append("<p><bdi>{0}</bdi>: {1}</p>".format(escape(row["name"]), escape(_report.score_line(row))))
+        told = _report.wrong_lines(row)
+        if told:
+            text.append("<details><summary>what was not right</summary><div>{0}</div></details>".format(_list(told)))
+    return "".join(text)
 
 
 # ---- speed
@@ -930,6 +951,7 @@ def page(report: dict) -> str:
     sections = [
         _section("troubles", "What needs a person", _troubles(report)) if report["status"] else None,
         _section("verdicts", "Verdicts", _verdicts(report), _proof_plots(report)),
+        _section("accuracy", "Accuracy", _accuracy(report)) if report["accuracy"] else None,
         _section("speed", "Speed under load", speed) if speed else None,
         _section("baseline", "Against the baseline", baseline) if baseline else None,
         _section("evidence", "Evidence", _evidence(report)) if report["results"] else None,

@@ -11,12 +11,12 @@ module: acceptance_report
 short_description: Sum up what was proved and measured, against what was recorded
 version_added: "0.1.0"
 description:
-  - Puts the proofs of M(ironserve.llm.inference_verify), what ran where, and the figures of a benchmark into one report, and writes it as
-    one HTML file that needs nothing else, as JSON, as JUnit XML and as Markdown.
+  - Puts the proofs of M(ironserve.llm.inference_verify), the scores of M(ironserve.llm.inference_accuracy), what ran where, and the figures
+    of a benchmark into one report, and writes it as one HTML file that needs nothing else, as JSON, as JUnit XML and as Markdown.
   - Compares the benchmark with the baseline of the same fingerprint (model, card, driver, runtime, image, weights, arguments and measuring
     protocol). How sure a change is follows from the spread of the repeated runs. A baseline of anything else is refused as evidence, and what
     differs is named.
-  - Figures of a run in which not everything proved itself are thrown away, neither shown nor compared nor recorded.
+  - Figures of a run in which not everything proved itself, or a score is too low, are thrown away, neither shown nor compared nor recorded.
   - It does not fail by itself. RV(status) is what a run should end with.
 author:
   - ironserve.llm contributors (@ironserve)
@@ -46,6 +46,17 @@ options:
     type: list
     elements: dict
     default: []
+  accuracy:
+    description:
+      - What M(ironserve.llm.inference_accuracy) returned as C(results), for all endpoints. A score that is too low, or a question without an
+        answer, is a refusal; a score with nothing recorded to hold it against is only told.
+    type: list
+    elements: dict
+    default: []
+  unscored:
+    description: Why there is no O(accuracy) where one was asked for. Such a run could not be told; empty where nobody asked for a score.
+    type: str
+    default: ""
   benchmark:
     description: The result of a benchmark; empty for none.
     type: dict
@@ -153,9 +164,10 @@ baseline:
   type: dict
 report:
   description:
-    - What the JSON file holds but for the benchmark and the results, C(format), C(date), C(status), C(verdict), C(ok) (whether every endpoint
-      proved itself), C(counts), C(release), C(fleet) (per host C(host), C(platform), C(driver), C(runtime), C(cards), C(replicas) and
-      C(error)), C(unproved) (planned replicas that nobody proved), C(unmeasured) (why there are no figures) and C(discarded) (why figures were thrown away).
+    - What the JSON file holds but for the benchmark, the scores and the results, C(format), C(date), C(status), C(verdict), C(ok) (whether
+      every endpoint proved itself and no score stands against it), C(counts), C(release), C(fleet) (per host C(host), C(platform),
+      C(driver), C(runtime), C(cards), C(replicas) and C(error)), C(unproved) (planned replicas that nobody proved), C(unscored) (why there
+      is no score), C(unmeasured) (why there are no figures) and C(discarded) (why figures were thrown away).
   returned: success
   type: dict
 """
@@ -245,11 +257,13 @@ def run(params: dict, dry: bool) -> dict:
         )
     _report.check_results(params["results"])
     _report.check_fleet(params["fleet"])
+    _report.check_accuracy(params["accuracy"])
     if params["comparison"]:
         _report.check_comparison(params["comparison"])
     date = _baseline.now()
     results, fleet, benchmark = params["results"], _report.whole_fleet(params["fleet"]), params["benchmark"]
-    accepted = _report.proof_status(fleet, results) == _report.OK
+    scores = params["accuracy"], params["unscored"]
+    accepted = _report.quality_status(fleet, results, *scores) == _report.OK
     comparison, recorded = None, False
     if benchmark:
         _report.check_benchmark(benchmark)
@@ -260,7 +274,8 @@ def run(params: dict, dry: bool) -> dict:
             comparison, recorded = compare(params, parts, benchmark, accepted, date, dry)
     elif params["comparison"]:
         raise LLMError("comparison is of no use without benchmark: give the figures that were compared")
-    report = _report.build(results, fleet, date, benchmark, comparison, params["release"], params["gateway_host"], params["unmeasured"])
+    about = params["release"], params["gateway_host"], params["unmeasured"]
+    report = _report.build(results, fleet, date, benchmark, comparison, *about, *scores)
     if params["path"] and not dry:
         write(params["path"], report)
     return {
@@ -273,7 +288,7 @@ def run(params: dict, dry: bool) -> dict:
         "fingerprint": report["fingerprint"],
         "fingerprint_id": report["fingerprint_id"],
         "baseline": report["baseline"],
-        "report": {key: value for key, value in report.items() if key not in ("benchmark", "results", "baseline", "lines")},
+        "report": {key: value for key, value in report.items() if key not in ("benchmark", "results", "accuracy", "baseline", "lines")},
     }
 
 
@@ -284,6 +299,8 @@ def main() -> None:
             "results": {"type": "list", "elements": "dict", "required": True},
             "hosts": {"type": "list", "elements": "str", "default": []},
             "fleet": {"type": "list", "elements": "dict", "default": []},
+            "accuracy": {"type": "list", "elements": "dict", "default": []},
+            "unscored": {"type": "str", "default": ""},
             "benchmark": {"type": "dict", "default": {}},
             "unmeasured": {"type": "str", "default": ""},
             "comparison": {"type": "dict", "default": {}},

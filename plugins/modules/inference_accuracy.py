@@ -97,6 +97,7 @@ options:
     type: bool
     default: true
 seealso:
+  - module: ironserve.llm.acceptance_report
   - module: ironserve.llm.inference_verify
 """
 
@@ -136,6 +137,12 @@ results:
     count:
       description: Problems asked.
       type: int
+    recorded:
+      description: The O(recorded) share that the score was held against, or null.
+      type: float
+    tolerance:
+      description: How far below it the score might be.
+      type: float
     interval:
       description: The share such a sample stands for, 95 % sure, from and to.
       type: list

@@ -12,7 +12,7 @@ import hashlib
 import json
 import random
 
-from ansible_collections.ironserve.llm.plugins.module_utils import _report
+from ansible_collections.ironserve.llm.plugins.module_utils import _accuracy, _report
 
 DATE = "2026-03-01T10:00:00+00:00"
 START = 1772359200.0
@@ -89,6 +89,15 @@ def results(hosts: int = 2, cards: int = 4) -> list:
             name = "node{0:02d}-c{1}".format(host, card)
             rows.append(result(name, "http://10.0.1.{0}:{1}".format(host, 8001 + card), host * 100 + card))
     return rows
+
+
+def score(
+    right: int, wrong: int, recorded: float | None = 0.9, unanswered: int = 0, text: str = "What is 2 + 2?", name: str = "gateway"
+) -> dict:
+    """What the probe says of so many answers; 5 % may be lost."""
+    answers = [("#### 4", "")] * right + [(text + " #### 5", "")] * wrong + [("", "timed out: " + text)] * unanswered
+    problems = [_accuracy.Problem(text, _accuracy.number("4"), "en")] * len(answers)
+    return dict(_accuracy.judge(problems, answers, recorded, 0.05), name=name)
 
 
 def fail(row: dict, verdict: str, evidence: list, next_step: str, **changed: str) -> dict:

@@ -124,7 +124,7 @@ def test_a_score_is_held_against_the_recorded_one(right, recorded, ok):
     answers = [("#### 4", "")] * right + [("#### 5", "")] * (10 - right)
     found = judge([problem()] * 10, answers, recorded, 0.06)
     assert (found["score"], found["right"], found["count"], found["ok"]) == (right / 10, right, 10, ok)
-    assert len(found["wrong"]) == 10 - right
+    assert (len(found["wrong"]), found["recorded"], found["tolerance"]) == (10 - right, recorded, 0.06)
     if recorded == 0.95:
         assert found["why"] == "90.0 % right, 95.0 % recorded, 89.0 % allowed"
 

@@ -213,6 +213,83 @@ def test_quality_vetoes_speed():
     assert report["fingerprint"]["protocol"] == "none"
 
 
+@pytest.mark.parametrize(
+    ("score", "verdict", "status"),
+    [
+        (acceptance.score(18, 2), "ok", _report.OK),
+        # 85 % are just enough: 90 % recorded, 5 % may be lost.
+        (acceptance.score(17, 3), "ok", _report.OK),
+        (acceptance.score(16, 4), "inaccurate", _report.FAILED),
+        (acceptance.score(0, 4, recorded=None), "not_judged", _report.OK),
+        (acceptance.score(19, 0, unanswered=1), "unanswered", _report.FAILED),
+        (acceptance.score(19, 0, recorded=None, unanswered=1), "unanswered", _report.FAILED),
+        (dict(acceptance.score(18, 2), ok=None), "unknown", _report.COULD_NOT_TELL),
+        (dict(acceptance.score(18, 2, recorded=None), score=None), "unknown", _report.COULD_NOT_TELL),
+        (dict(acceptance.score(16, 4), ok=True), "unknown", _report.COULD_NOT_TELL),
+    ],
+)
+def test_a_score_counts_as_much_as_the_proof(score, verdict, status):
+    report = build(accuracy=[score])
+    assert _report.score_verdict(score) == verdict
+    assert (report["status"], report["verdict"], report["ok"]) == (status, _report.WORDS[status], status == _report.OK)
+    assert bool(_report.troubles(report)) is (status != _report.OK) and report["accuracy"] == [score]
+    root = ET.fromstring(_report.junit(report))
+    assert (root.get("failures"), root.get("errors")) == (str(int(status == 1)), str(int(status == 2)))
+    # No figure of a model that lost some of its mind.
+    measured = build(accuracy=[score], benchmark=acceptance.benchmark(), comparison=comparison("better"))
+    assert (measured["benchmark"] is None) is (measured["baseline"] is None) is bool(measured["discarded"]) is (status != _report.OK)
+
+
+def test_a_score_that_was_asked_for_and_not_found_could_not_be_told():
+    report = build(unscored="the set is not there", benchmark=acceptance.benchmark())
+    assert (report["status"], report["ok"], report["benchmark"]) == (_report.COULD_NOT_TELL, False, None)
+    assert report["lines"][0].endswith("real inference; accuracy could not be told; the figures of this run are thrown away")
+    assert report["lines"][1:3] == ["accuracy: unknown", "  the set is not there"]
+    case = ET.fromstring(_report.junit(report)).find(".//testcase[@name='accuracy was scored']/error")
+    assert case.get("message") == "the set is not there" and "the set is not there" in _report.markdown(report)
+    # A good score proves no endpoint.
+    assert build([], [], accuracy=[acceptance.score(9, 0)])["status"] == _report.COULD_NOT_TELL
+    assert build(garbage(acceptance.results()), accuracy=[acceptance.score(9, 0)])["status"] == _report.FAILED
+
+
+def test_a_low_score_is_told_with_record_tolerance_and_what_was_wrong():
+    report = build(accuracy=[acceptance.score(13, 7)])
+    why = "13 of 20 right; 65.0 % right, 90.0 % recorded, 85.0 % allowed"
+    wrong = "What is 2 + 2? → 5, not 4"
+    assert report["lines"][0] == "acceptance: REFUSED. 9 of 9 endpoints proved real inference; not as accurate as recorded"
+    assert report["lines"][1:3] == ["accuracy of gateway: inaccurate", "  " + why]
+    assert report["lines"][3:9] == ["  " + wrong] * 5 + ["  and 2 more, all are in the JSON form"]
+    told = _report.markdown(report)
+    assert "| gateway | inaccurate | 65.0 % | 13 | 20 | 90.0 % | 5.0 % |" in told and told.count(wrong) == 5 + 7
+    suite = ET.fromstring(_report.junit(report)).find("testsuite[@name='accuracy of gateway']")
+    values = {item.get("name"): item.get("value") for item in suite.find("properties")}
+    assert values == {"score": "0.65", "recorded": "0.9", "tolerance": "0.05", "right": "13", "count": "20"}
+    failure = suite.find("testcase/failure")
+    assert failure.get("message") == why and failure.text.splitlines() == [wrong] * 7
+
+
+def test_a_good_score_and_one_that_is_only_told_are_in_every_form():
+    report = build(accuracy=[acceptance.score(19, 1), acceptance.score(1, 1, recorded=None, name="gateway b")])
+    assert report["lines"] == [
+        "acceptance: accepted. 9 of 9 endpoints proved real inference",
+        "accuracy of gateway: 19 of 20 right; 95.0 % right, 90.0 % recorded, 85.0 % allowed",
+        "accuracy of gateway b: 1 of 2 right; there is no recorded score to hold it against",
+    ]
+    assert build(accuracy=[acceptance.score(19, 1)])["lines"][0].endswith("real inference; as accurate as recorded")
+    assert "| gateway b | not judged | 50.0 % | 1 | 2 | – | – |" in _report.markdown(report)
+    root = ET.fromstring(_report.junit(report))
+    for name, skipped in (("accuracy of gateway", "0"), ("accuracy of gateway b", "1")):
+        suite = root.find("testsuite[@name='{0}']".format(name))
+        assert (suite.get("tests"), suite.get("skipped")) == ("1", skipped) and suite.find("system-out").text.endswith("→ 5, not 4")
+
+
+def test_a_long_list_of_wrong_answers_says_what_it_leaves_out():
+    report = build(accuracy=[acceptance.score(0, 60)])
+    assert "- and 10 more, all are in the JSON form\n" in _report.markdown(report) and len(report["accuracy"][0]["wrong"]) == 60
+    item = {"question": "a\n" * 80, "expected": "4", "found": None}
+    assert _report.wrong_line(item) == "a " * 50 + "… (59 more characters) → no number, not 4"
+
+
 def test_equal_troubles_are_told_once_with_all_who_have_them():
     rows = acceptance.results()
     for index in (1, 2, 3):
@@ -375,8 +452,11 @@ def test_any_answer_stays_in_its_cell_of_a_markdown_table(text):
 
 @pytest.mark.parametrize("text", acceptance.HOSTILE)
 def test_markdown_of_a_hostile_answer_has_nothing_alive_in_it(text):
-    report = build(garbage(acceptance.results(), 2, text))
+    report = build(
+        garbage(acceptance.results(), 2, text), accuracy=[acceptance.score(1, 2, text=text), acceptance.score(1, 0, None, 1, text)]
+    )
     told = _report.markdown(report)
+    ET.fromstring(_report.junit(report).encode("utf-8"))
     assert "<script" not in told and "<img" not in told and "://attacker" not in told
     assert not re.search(r"(?<!\\)\]\(", told) and "@" not in told.replace("@sha256", "")
     # Each table still has as many cells in every row as in its head.

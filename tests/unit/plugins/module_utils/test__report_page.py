@@ -78,10 +78,11 @@ def hostile(text):
     fleet[0]["replicas"][0]["environment"][text] = text
     fleet[0]["left_out"] = [{"card": text, "reason": text}]
     comparison = dict(_baseline.answer("refused", text), differs=[{"key": "driver", "here": text, "there": text}], path=text)
-    good = _report.build(rows, fleet, text, bench, comparison, text, text)
+    scores = [acceptance.score(2, 1, recorded=None, text=text, name=text or "gateway")]
+    good = _report.build(rows, fleet, text, bench, comparison, text, text, accuracy=scores)
     rows = copy.deepcopy(rows)
     rows[1].update(verdict=text or "bad", name=text)
-    return [_report_page.page(good), _report_page.page(_report.build(rows, fleet, text, bench, comparison, text, text))]
+    return [_report_page.page(good), _report_page.page(_report.build(rows, fleet, text, bench, comparison, text, text, "", scores, text))]
 
 
 @pytest.fixture(scope="module")
@@ -159,9 +160,21 @@ def test_a_failing_run_shows_what_to_do_and_no_figure_of_the_benchmark():
     assert sum("open" in attributes for attributes in opened) == 1
 
 
+def test_scores_have_a_section_of_their_own():
+    scores = [acceptance.score(16, 4), acceptance.score(1, 1, recorded=None, name="gateway b")]
+    read = Reader(_report_page.page(_report.build(acceptance.results(), acceptance.fleet(), acceptance.DATE, accuracy=scores)))
+    assert read.faults == [] and ("section", {"id": "accuracy"}) in read.tags and "Refused" in read.text
+    for words in ("80.0 %", "90.0 %", "5.0 %", "16 of 20 right; 80.0 % right, 90.0 % recorded, 85.0 % allowed", "accuracy of gateway"):
+        assert words in read.texts, words
+    assert sum(words == "What is 2 + 2? → 5, not 4" for words in read.texts) == 4 + 4 + 1
+    chips = [attributes["class"] for _tag, attributes in read.tags if attributes.get("class", "").startswith("chip")]
+    assert chips.count("chip bad") == 2 and [words.strip() for words in read.texts].count("not judged") == 1
+    assert "50.0 %" in read.texts and "word problems right, at least" in read.texts
+
+
 def test_a_run_without_a_benchmark_or_without_anything_is_a_page_too():
     read = Reader(_report_page.page(_report.build(acceptance.results(), acceptance.fleet(), acceptance.DATE)))
-    assert read.faults == [] and "Speed under load" not in read.text
+    assert read.faults == [] and "Speed under load" not in read.text and "Accuracy" not in read.text
     read = Reader(_report_page.page(_report.build([], [], acceptance.DATE)))
     assert read.faults == [] and "Could not tell" in read.text and "no endpoint was asked" in read.text
 

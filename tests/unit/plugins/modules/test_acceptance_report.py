@@ -214,6 +214,24 @@ def test_figures_that_were_asked_for_and_not_measured_could_not_be_told(call, tm
     assert call(unmeasured="x", results=garbage())["status"] == 1
 
 
+def test_a_score_is_in_all_four_forms_and_a_low_one_takes_the_figures(call, tmp_path):
+    good, low = acceptance.score(19, 1), acceptance.score(16, 4)
+    result = call(benchmark=measured(), accuracy=[good])
+    assert (result["status"], result["changed"], "accuracy" in result["report"]) == (0, True, False)
+    (baseline,) = stored(tmp_path)
+    baseline.unlink()
+    result = call(benchmark=measured(), accuracy=[low])
+    assert (result["status"], result["verdict"], result["baseline"], result["changed"]) == (1, "refused", None, False)
+    assert stored(tmp_path) == [] and result["report"]["discarded"] and result["report"]["ok"] is False
+    for name in ("json", "html", "xml", "md"):
+        text = (tmp_path / "reports/acceptance").with_suffix("." + name).read_text(encoding="utf-8")
+        assert "80.0 % right, 90.0 % recorded, 85.0 % allowed" in text and "What is 2 + 2?" in text, name
+    data = json.loads((tmp_path / "reports/acceptance.json").read_text(encoding="utf-8"))
+    assert data["accuracy"] == [low] and len(low["wrong"]) == 4
+    result = call(benchmark=measured(), unscored="nobody answered")
+    assert (result["status"], result["report"]["unscored"], stored(tmp_path)) == (2, "nobody answered", [])
+
+
 def test_a_comparison_made_elsewhere_is_told_and_nothing_is_recorded_here(call, tmp_path):
     first = call(benchmark=measured(), path="")
     assert first["baseline"]["recorded_now"] is True
@@ -264,6 +282,14 @@ def row(**members):
         ({"fleet": row(replicas=[{"name": "x", "cards": [{}]}])}, "fleet[0] (node01), replicas[0]: 'cards[0]' must be text, not {}"),
         ({"fleet": row(replicas=[{"name": "x", "environment": []}])}, "fleet[0] (node01), replicas[0]: 'environment' must be a mapping"),
         ({"fleet": row(cards=[{"name": "K100"}])}, "fleet[0] (node01), cards[0]: the key 'id' is missing or no text"),
+        ({"accuracy": [{"ok": True}]}, "accuracy[0] must be a mapping with the endpoint's 'name'"),
+        ({"accuracy": [{"name": "gateway"}]}, "accuracy[0] (gateway): 'ok' must be true, false or null, not None"),
+        ({"accuracy": [dict(acceptance.score(9, 1), ok=1)]}, "accuracy[0] (gateway): 'ok' must be true, false or null, not 1"),
+        ({"accuracy": [dict(acceptance.score(9, 1), score="0.9")]}, "accuracy[0] (gateway): 'score' must be a number, not '0.9'"),
+        ({"accuracy": [dict(acceptance.score(9, 1), wrong=["x"])]}, "accuracy[0] (gateway): 'wrong[0]' must be a mapping, not 'x'"),
+        ({"accuracy": [dict(acceptance.score(8, 2), ok=True)]}, "the verdict is ok, yet its score 0.8 is below 0.85: nothing is accepted"),
+        ({"accuracy": [dict(acceptance.score(9, 1, None), ok=True)]}, "accuracy[0] (gateway): the verdict is ok, yet it has no recorded"),
+        ({"accuracy": [dict(acceptance.score(9, 0, 0.9, 1), ok=True)]}, "the verdict is ok, yet 1 of its questions were not answered"),
         ({"benchmark": dict(measured(), endpoints=["gateway"])}, "the benchmark's result: 'endpoints[0]' must be a mapping, not 'gateway'"),
         ({"benchmark": measured(), "comparison": {"state": "same"}}, "comparison: 'status' is None; "),
     ],
