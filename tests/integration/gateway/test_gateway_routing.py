@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import calendar
+import contextlib
 import json
 import subprocess
 import sys
@@ -214,8 +215,8 @@ def test_a_hot_prefix_is_learned_by_a_second_replica_and_a_reload_forgets_neithe
         # Two places and half as many again: no more than one waits.
         for thread in threads[:3]:
             thread.start()
-        until(lambda: sum(gateway.door.sessions().values()) == 3)
-        assert (owner.busy, *(engine.busy for engine in others)) == (2, 0, 0)
+        until(lambda: sum(gateway.door.sessions().values()) == 3 and owner.busy == 2)
+        assert [engine.busy for engine in others] == [0, 0]
         threads[3].start()
         until(lambda: sum(engine.busy for engine in others) == 1)
         threads[4].start()
@@ -257,6 +258,89 @@ def test_a_hot_prefix_is_learned_by_a_second_replica_and_a_reload_forgets_neithe
     assert result["action"] == "reloaded"
     assert [gateway.door.affinity(table) for table in _haproxy.AFFINITY_TABLES] == before
     assert result["affinity_restored"] == sum(len(known) for known in before) > 2
+
+
+@contextlib.contextmanager
+def held(gateway, engines, wish, count):
+    """Send ``count`` equal requests that are all under way, none of them answered, in the block."""
+    for engine in engines:
+        engine.gate.clear()
+    threads = [threading.Thread(target=gateway.post, args=(wish,)) for _number in range(count)]
+    try:
+        for number, thread in enumerate(threads):
+            before = sum(gateway.door.sessions().values())
+            thread.start()
+            until(lambda before=before: sum(gateway.door.sessions().values()) > before)
+            assert before == number
+        yield
+    finally:
+        for engine in engines:
+            engine.gate.set()
+        for thread in threads:
+            thread.join(20)
+        until(lambda: not sum(gateway.door.sessions().values()))
+
+
+def teach(gateway, *names):
+    """Have replicas know a prompt that one knows already, the first one in the first table; "" for none in a table."""
+    (key,) = gateway.door.affinity()
+    servers = gateway.door.servers()
+    for table, name in zip(_haproxy.AFFINITY_TABLES, names, strict=False):
+        gateway.door.ask(f"clear table {table} key {key}")
+        if name:
+            gateway.door.order(f"set table {table} key {key} data.server_id {servers[name].number}", "teach")
+
+
+@pytest.mark.parametrize("lost", ["maint", "dead"])
+def test_a_hot_prefix_goes_to_the_rest_that_know_it_when_one_is_lost(sticky, lost):
+    gateway, engines, _servers = sticky
+    gateway.post(chat("hot"))
+    teach(gateway, "n-c0", "n-c3")
+    if lost == "dead":
+        engines[0].stop()
+        # The first who is refused there takes it out.
+        until(lambda: gateway.post({})[0] == 200 and gateway.info()["down"] == ["n-c0"])
+    else:
+        gateway.set(**{"n-c0": "maint"})
+    # No answer has said yet who has it from now on.
+    with held(gateway, engines, chat("hot"), 2):
+        until(lambda: sum(engine.busy for engine in engines) == 2)
+        assert [engine.busy for engine in engines] == [0, 0, 0, 2]
+
+
+def test_a_prefix_that_only_a_later_table_holds_is_known(sticky):
+    gateway, engines, _servers = sticky
+    gateway.post(chat("hot"))
+    teach(gateway, "", "", "n-c2")
+    assert [gateway.post(chat("hot"))[1]["port"] for _number in range(6)] == [engines[2].port] * 6
+
+
+def test_a_replica_that_knows_a_prefix_twice_is_no_second_one(sticky):
+    gateway, engines, _servers = sticky
+    gateway.post(chat("hot"))
+    teach(gateway, "n-c1", "n-c1", "n-c1")
+    with held(gateway, engines, chat("hot"), 4):
+        until(lambda: sum(engine.busy for engine in engines) == 3)
+        assert engines[1].busy == 2
+    assert len({next(iter(gateway.door.affinity(table).values())) for table in _haproxy.AFFINITY_TABLES}) == 2
+
+
+def test_a_small_replica_is_full_and_hot_by_its_own_places(make):
+    gateway = make(gateway_balance="prefix_affinity", gateway_affinity_copies=2, gateway_affinity_spill=2)
+    engines = [make.engine() for _number in range(3)]
+    gateway.put(
+        [server(f"n-c{place}", engine.port, places=places) for place, (engine, places) in enumerate(zip(engines, (1, 2, 8), strict=True))]
+    )
+    gateway.post(chat("hot"))
+    teach(gateway, "n-c0")
+    # One place, and half as many again is less than two: the second is hot, long before it would be on the largest one.
+    with held(gateway, engines, chat("hot"), 2):
+        until(lambda: sum(engine.busy for engine in engines) == 2)
+        assert engines[0].busy == 1
+    teach(gateway, "n-c0", "n-c1")
+    # One of one is full, one of two is not.
+    with held(gateway, engines, chat("hot"), 3):
+        assert [gateway.door.sessions()[f"n-c{place}"] for place in range(3)] == [1, 2, 0]
 
 
 def test_prefixes_that_are_not_hot_have_one_replica_each(sticky):
