@@ -7,10 +7,12 @@
 from __future__ import annotations
 
 import dataclasses
+import posixpath
 from typing import Any, Iterable
 
 from ansible_collections.ironserve.llm.plugins.module_utils._container_request import differences
 from ansible_collections.ironserve.llm.plugins.module_utils._containers import PREVIOUS_SUFFIX
+from ansible_collections.ironserve.llm.plugins.module_utils._plan import CACHE_TARGET
 
 #: What becomes of a replica.
 SAME = "same"
@@ -71,8 +73,15 @@ def _maps(what: str, before: dict[str, str], after: dict[str, str]) -> list[str]
 
 
 def _sources(mounts: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Sources of mounts by target, without the description of the weights, which is known on the host only."""
-    return {target: source for target, source in mounts if not target.endswith("/config.json")}
+    """Sources of mounts by target, without the description of the weights, which is known on the host only.
+
+    Of a cache only whose it is: there is one for each image, and the image has a line of its own.
+    """
+    return {
+        target: posixpath.dirname(source) if target == CACHE_TARGET else source
+        for target, source in mounts
+        if not target.endswith("/config.json")
+    }
 
 
 def _one(replica: dict[str, Any], found: dict[str, Any]) -> Difference:

@@ -170,7 +170,9 @@ def test_one_token_before_the_deadline_is_slow_not_stalled():
     with Engine("slow", slow_s=6) as engine:
         proof = prove(engine, limits=_verify.Limits(first_token_s=5, request_s=3.0))
     assert proof.verdict == "slow"
-    assert "1 tokens in 3.0 s" in proof.evidence[0]
+    # As long as it was allowed, and what a busy machine adds.
+    (seconds,) = re.findall(r"1 tokens in (\d+\.\d) s", proof.evidence[0])
+    assert 3.0 <= float(seconds) < 6
 
 
 def test_garbage_that_is_fast_has_no_figures_and_speed_is_not_even_judged():
