@@ -111,24 +111,35 @@ def changed(printed: str) -> int:
     return int(re.search(r"changed=(\d+)", printed).group(1))
 
 
+def write_problems(folder: Path, right: int, wrong: int) -> str:
+    """A set for the scripted engine, which gives back a number of four digits: so many it has right, and so many it has not."""
+    lines = [{"question": f"Say {4000 + n} back.", "answer": f"#### {4000 + n}"} for n in range(right)]
+    lines += [{"question": f"Say {5000 + n} back, and one more.", "answer": f"#### {5001 + n}"} for n in range(wrong)]
+    (folder / "set.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(folder / "set.jsonl")
+
+
 def test_the_report_is_written_compared_and_changes_nothing_the_second_time(tmp_path: Path) -> None:
     def measured(**more):
         return acceptance.benchmark(1, 2, levels=(1, 8), **more)
 
     with Engine("healthy", key="sk-client") as gateway:
         site = Site(tmp_path, gateway.url)
+        scored = {"acceptance_accuracy": True, "acceptance_accuracy_probe": {"path": write_problems(tmp_path, 6, 2), "recorded": 0.8}}
         code, printed = site.play("--check")
         assert code == 0 and not (tmp_path / "state").exists(), printed
-        code, printed = site.play(benchmark=measured(seed=3))
+        code, printed = site.play(benchmark=measured(seed=3), **scored)
         assert code == 0, printed
         assert {path.name for path in site.reports.iterdir()} == {"acceptance.json", "acceptance.html", "acceptance.xml", "acceptance.md"}
         report = json.loads((site.reports / "acceptance.json").read_text())
         (record,) = [path.stem for path in (tmp_path / "state/releases").iterdir() if path.stem != "current"]
         assert report["verdict"] == "accepted" and report["release"] == record and report["ok"] is True
         assert [row["name"] for row in report["results"]] == ["gateway", "node01-c0", "node01-c1"]
+        # 75 % are just enough, where 5 % may be lost.
+        assert [(row["name"], row["score"], row["ok"]) for row in report["accuracy"]] == [("gateway", 0.75, True)]
         assert report["baseline"]["recorded_now"] is True and len(list((tmp_path / "state/baselines").iterdir())) == 1
         assert "acceptance.html, beside it .json, .xml and .md" in printed
-        code, printed = site.play(benchmark=measured(seed=4))
+        code, printed = site.play(benchmark=measured(seed=4), **scored)
         assert code == 0 and changed(printed) == 0, printed
         code, printed = site.play(benchmark=measured(slow=1.2))
         assert code != 0 and "more than the 3 % allowed" in printed and changed(printed) == 0
@@ -143,6 +154,44 @@ def test_a_gateway_that_answers_rubbish_is_refused_with_a_report_and_without_a_r
     assert (report["status"], report["ok"], report["benchmark"], report["baseline"]) == (1, False, None, None)
     assert "Refused" in (site.reports / "acceptance.html").read_text(encoding="utf-8")
     assert not (tmp_path / "state/baselines").exists() and not (tmp_path / "state/releases").exists()
+
+
+def test_a_low_score_is_refused_with_a_report_and_without_a_record(tmp_path: Path) -> None:
+    with Engine("healthy", key="sk-client") as gateway:
+        site = Site(tmp_path, gateway.url)
+        probe = {"path": write_problems(tmp_path, 6, 2), "recorded": 0.84}
+        code, printed = site.play(benchmark=acceptance.benchmark(1, 2), acceptance_accuracy=True, acceptance_accuracy_probe=probe)
+    assert code != 0 and "accuracy of gateway: inaccurate" in printed and "The report is one:" in printed, printed
+    report = json.loads((site.reports / "acceptance.json").read_text())
+    assert (report["status"], report["verdict"], report["ok"], report["benchmark"]) == (1, "refused", False, None)
+    (score,) = report["accuracy"]
+    kept = [score[key] for key in ("name", "score", "right", "count", "recorded", "tolerance", "ok")]
+    assert kept == ["gateway", 0.75, 6, 8, 0.84, 0.05, False]
+    assert [(row["expected"], row["found"]) for row in score["wrong"]] == [("5001", "5000"), ("5002", "5001")]
+    for name in ("html", "xml", "md"):
+        told = (site.reports / f"acceptance.{name}").read_text(encoding="utf-8")
+        assert "75.0 % right, 84.0 % recorded, 79.0 % allowed" in told and "Say 5001 back, and one more." in told, name
+    assert not (tmp_path / "state/baselines").exists() and not (tmp_path / "state/releases").exists()
+
+
+def test_what_could_not_be_scored_could_not_be_told(tmp_path: Path) -> None:
+    with Engine("healthy", key="sk-client") as gateway:
+        site = Site(tmp_path, gateway.url)
+        code, printed = site.play(acceptance_accuracy=True, acceptance_accuracy_probe={"path": str(tmp_path / "nowhere")})
+        assert code != 0 and "accuracy: unknown" in printed, printed
+        report = json.loads((site.reports / "acceptance.json").read_text())
+        assert report["status"] == 2 and "nowhere can't be read" in report["unscored"] and report["accuracy"] == []
+        assert not (tmp_path / "state/releases").exists()
+
+
+@pytest.mark.long
+def test_what_is_mistyped_or_left_out_is_not_thereby_passed(tmp_path: Path) -> None:
+    with Engine("healthy", key="sk-client") as gateway:
+        site = Site(tmp_path, gateway.url)
+        code, printed = site.play("--check", acceptance_accuracy=True, acceptance_accuracy_probe={"pth": "x"})
+        assert code != 0 and "acceptance_accuracy_probe: unknown pth; known: concurrency" in printed
+        code, printed = site.play("--skip-tags", "acceptance_accuracy", acceptance_accuracy=True)
+        assert code != 0 and "this run left the word problems out" in printed
 
 
 def test_removal_takes_reports_baselines_and_records(tmp_path: Path) -> None:
