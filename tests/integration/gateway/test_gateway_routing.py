@@ -410,6 +410,29 @@ def test_a_reload_forgets_no_prefix_even_when_servers_are_renumbered(sticky, mak
     assert {number: gateway.post(chat(f"document {number}"))[1]["port"] for number in kept} == kept
 
 
+def test_prefixes_of_several_models_outlive_reloads_that_nobody_used_them_between(make):
+    gateway = make(gateway_balance="prefix_affinity")
+    engines = [make.engine() for _number in range(4)]
+    servers = [server(f"n-c{place}", engine.port, models=[("alpha", "beta")[place // 2]]) for place, engine in enumerate(engines)]
+    gateway.put(servers)
+    wishes = [chat(f"document {number}", model=model) for number in range(10) for model in ("alpha", "beta")]
+    first = [gateway.post(wish)[1]["port"] for wish in wishes]
+    assert set(first) == {engine.port for engine in engines}
+    for seconds in (7, 8):
+        assert gateway.put(servers, gateway_retry_after_s=seconds)["affinity_restored"] == len(wishes)
+    assert [gateway.post(wish)[1]["port"] for wish in wishes] == first
+
+
+def test_without_copies_and_spill_a_prefix_never_goes_elsewhere(make):
+    gateway = make(gateway_balance="prefix_affinity", gateway_affinity_copies=1, gateway_affinity_spill=0)
+    engines = [make.engine(), make.engine()]
+    gateway.put([server(f"n-c{place}", engine.port, places=1) for place, engine in enumerate(engines)])
+    gateway.post(chat("hot"))
+    teach(gateway, "n-c1")
+    with held(gateway, engines, chat("hot"), 8):
+        assert [gateway.door.sessions()[f"n-c{place}"] for place in range(2)] == [0, 8]
+
+
 def test_an_unreadable_table_is_unknown():
     with pytest.raises(_haproxy.UnknownOutput):
         _haproxy.parse_table("something else")
