@@ -45,6 +45,13 @@ def test_the_others_have_no_ring(balance: str) -> None:
     assert ids(text) == {}
 
 
+def test_servers_of_several_models_have_numbers_of_their_own() -> None:
+    servers = [dict(server(name), models=[model]) for name, model in (("n-c0", "alpha"), ("n-c1", "alpha"), ("n-c2", "beta"))]
+    text = render("haproxy.cfg.j2", servers, gateway_balance="prefix_affinity")
+    assert ids(text) == {"n-c0": 1, "n-c1": 2, "n-c2": 1001}
+    assert "set-var(txn.enough) int(" in text and "{ var(txn.home_1) -m int eq 1001 }" in text
+
+
 @pytest.mark.parametrize(("balance", "oldest"), [("leastconn", "2.4"), ("prefix_affinity", "2.4"), ("prefix_hash", "2.6")])
 def test_the_oldest_haproxy_is_that_of_the_balancing(balance: str, oldest: str) -> None:
     assert evaluator(PAIR, gateway_balance=balance)("{{ __gateway_oldest_haproxy }}") == oldest
