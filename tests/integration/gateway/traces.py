@@ -114,7 +114,7 @@ def zipf(count: int, exponent: float = 0.8) -> list[float]:
 def hot(others: int = 15) -> list[float]:
     """One document has half of all requests, the others are asked about alike.
 
-    With so many, leastconn finds in the caches what it found in the comparison these figures come from, and all fit into four caches.
+    So many fit into four caches together, and leastconn finds in them about what it found in the comparison that the goals come from.
     """
     return [float(others), *[1.0] * others]
 
