@@ -33,8 +33,10 @@ def compared(bench: dict, fleet: list) -> dict:
 
 
 def accepted() -> dict:
-    fleet, bench = acceptance.fleet(), acceptance.benchmark()
-    return _report.build(acceptance.results(), fleet, acceptance.DATE, bench, compared(bench, fleet), "a1b2c3d4e5f60718", "gw01")
+    fleet, bench, scores = acceptance.fleet(), acceptance.benchmark(), [acceptance.score(19, 1)]
+    return _report.build(
+        acceptance.results(), fleet, acceptance.DATE, bench, compared(bench, fleet), "a1b2c3d4e5f60718", "gw01", accuracy=scores
+    )
 
 
 def slower() -> dict:
@@ -46,7 +48,8 @@ def refused() -> dict:
     rows = acceptance.results()[:-1]
     for index, text in enumerate(acceptance.HOSTILE):
         rows[index + 1] = acceptance.fail(rows[index + 1], "garbage", ["exact capital_japan: " + text], text, exact_capital_japan=text)
-    return _report.build(rows, acceptance.fleet(), acceptance.DATE, acceptance.benchmark(), None, "", "gw01")
+    scores = [acceptance.score(10, 8, unanswered=2, text=acceptance.HOSTILE[0])]
+    return _report.build(rows, acceptance.fleet(), acceptance.DATE, acceptance.benchmark(), None, "", "gw01", accuracy=scores)
 
 
 def large() -> dict:
